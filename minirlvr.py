@@ -1,0 +1,1300 @@
+"""Reinforcement learning with verifiable rewards, measured exactly: one file, read from top to bottom.
+
+GRPO makes a policy right more often and, often, right in only one way. On tasks whose correct answers (modes) can be
+listed, that loss is a sum, not an estimate; two calibrations, IAC on the advantages and DLC on the sampling, act on it.
+
+    python minirlvr.py                         the headline comparison, in about half a minute
+    python minirlvr.py --help                  every setting
+    python minirlvr.py --resume runs/NAME      go on after Ctrl-C
+
+Sources: P1 is arXiv 2601.15609 (over-sharpening, IAC, DLC), P2 is arXiv 2604.16259 (sharpening against task reward).
+
+One letter per axis, everywhere: Q prompts of a batch, G completions of one prompt, N = Q * G, P prompt tokens (left
+padded), S tokens already in a cache, T new tokens, V vocabulary, M listed modes of a prompt, D width, H heads.
+"""
+
+import copy
+import dataclasses
+import hashlib
+import inspect
+import json
+import math
+import multiprocessing
+import multiprocessing.sharedctypes
+import multiprocessing.synchronize
+import os
+import pickle
+import platform
+import random
+import signal
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, wait
+from contextlib import redirect_stderr
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from toy_tasks import STOP, TASKS, Task
+from toy_tasks.exact import Listing, encode_prompts, finite_batch_optimum, mode_measures
+from toy_tasks.measures import pass_at_k
+
+__version__ = "0.1"
+__all__ = ["finite_batch_optimum", "pass_at_k"]  # part of the public names, made in toy_tasks
+
+
+class UserError(ValueError):
+    """A mistake of the user's: printed as one line, exit code 2."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Settings. Whatever ran is in config.json; nothing is set anywhere else.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is compared. One run is one method and one seed."""
+
+    task: str = "sums"
+    """Toy world: sums or countdown."""
+    methods: tuple[str, ...] = ("grpo", "grpo+iac", "grpo+dlc", "grpo+iac+dlc")
+    """Estimators (grpo, dr_grpo, dapo, rloo, reinforce++, f_grpo, unlikeliness), each with +iac, +dlc or +iac+dlc."""
+    seeds: int = 3
+    """Runs per method; intervals are over these."""
+    first_seed: int = 0
+    """The seeds are first_seed, first_seed + 1, ..."""
+    steps: int = 200
+    """Batches sampled in a run; equal steps are equal numbers of sampled completions, for every method."""
+    evaluate_every: int = 10
+    """Steps between two exact evaluations, each a row of metrics.csv and a checkpoint."""
+    policy: str = "toy"
+    """toy: the small transformer of this file."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """auto takes CUDA where there is one, else the processor."""
+    jobs: int = 0
+    """Processes side by side, one thread each; 0 means one per core, and one on a GPU. The numbers do not change."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where results go."""
+
+    out: str = ""
+    """New folder for the results; runs/TASK-DATE-TIME if not given."""
+    resume: str = ""
+    """Folder of a stopped run to go on with; only --steps, --jobs and --device may differ from it."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The batch of one step."""
+
+    prompts: int = 16
+    """Prompts a step (Q); all training prompts if there are fewer."""
+    group_size: int = 8
+    """Completions per prompt (G)."""
+    temperature: float = 1.0
+    """Divides the logits when sampling, when scoring and when evaluating."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The policy's gradient step."""
+
+    learning_rate: float = 3e-4
+    """AdamW's step size, constant, no weight decay."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    epochs: int = 1
+    """Optimiser steps on one batch; from the second on the ratio differs from 1 and clipping binds."""
+    micro_batches: int = 1
+    """Parts that a batch is pushed through in, to save memory; the gradient is the same."""
+    aggregate: Literal["estimator", "sequence", "token", "constant"] = "estimator"
+    """Mean over each completion's tokens, over all tokens, or a sum over a constant; estimator: as its paper has it."""
+    clip_low: float | None = None
+    """Ratios below 1 - clip_low stop pulling; as the estimator's paper has it if not given."""
+    clip_high: float | None = None
+    """Ratios above 1 + clip_high stop pulling; as the estimator's paper has it if not given."""
+    ratio: Literal["token", "sequence"] = "token"
+    """Importance ratio of each token, or the geometric mean over the completion (GSPO)."""
+    beta: float = 0.0
+    """Weight of the KL divergence to the reference; above 0 flat groups move the policy too, towards the reference."""
+    kl_kind: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that divergence; k1 only works in the reward, since its expected gradient as a loss is 0."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL term enters."""
+    entropy_bonus: float = 0.0
+    """Weight of the policy's entropy per token in the objective."""
+    f_grpo_gamma: float = 1.0
+    """f_grpo multiplies all advantages by (1 - |S+|/G)^gamma."""
+    unlikeliness_beta: float = 0.25
+    """unlikeliness takes up to this share off the reward of likely completions."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """IAC and DLC. What the paper leaves open is an option here, and its default is our choice."""
+
+    alpha: float = 1.0
+    """IAC multiplies positive advantages by (G - |S+|)^alpha."""
+    iac_divide: bool = False
+    """IAC multiplies by ((G - |S+|) / G)^alpha instead."""
+    mu: float = 0.5
+    """DLC samples from softmax(policy logits - mu * memory logits)."""
+    memory_data: Literal["correct", "all"] = "correct"
+    """Completions that the memory network learns."""
+    memory_start: Literal["fresh", "reference"] = "fresh"
+    """A new small network, or a copy of the reference policy."""
+    memory_layers: int = 1
+    """Layers of a fresh memory network."""
+    memory_width: int = 32
+    """Width of a fresh memory network."""
+    memory_learning_rate: float = 1e-3
+    """AdamW's step size for the memory network."""
+    importance: Literal["none", "exact", "clipped"] = "none"
+    """With DLC the sampler is not the policy. none: take no notice (the paper's ordinary update); exact: weight each
+    completion by policy / sampler; clipped: the clipped ratio is policy / sampler, token by token."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of the toy policy."""
+
+    layers: int = 2
+    """Transformer blocks."""
+    width: int = 64
+    """Size of the residual stream (D)."""
+    heads: int = 4
+    """Attention heads (H), in the policy and in a fresh memory network."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be chosen, in the groups that --help prints."""
+
+    experiment: Experiment = field(default_factory=Experiment)
+    files: Files = field(default_factory=Files)
+    sampling: Sampling = field(default_factory=Sampling)
+    update: Update = field(default_factory=Update)
+    calibration: Calibration = field(default_factory=Calibration)
+    shape: Shape = field(default_factory=Shape)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Policy: a small Llama (RMSNorm, rotary positions, SwiGLU, no biases).
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotary positions: turn pair i of each head by its angle. x (B, H, T, D/H), angles (B, 1, T, D/H/2)."""
+    first, second = x.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+class Block(nn.Module):
+    """Attention, then a gated MLP, each added to the residual stream."""
+
+    def __init__(self, width: int, heads: int, hidden: int):
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.RMSNorm(width, eps=1e-5)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attention_out = nn.Linear(width, width, bias=False)
+        self.mlp_norm = nn.RMSNorm(width, eps=1e-5)
+        self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor, angles: Tensor, allowed: Tensor, past: tuple[Tensor, Tensor] | None):
+        """x (B, T, D) -> the same shape, and this layer's keys and values (B, H, S+T, D/H), `past` included."""
+        B, T, D = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(B, T, 3, self.heads, D // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D/H)
+        q, k = rotate(q, angles), rotate(k, angles)
+        if past is not None:
+            k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)  # (B, H, T, D/H)
+        x = x + self.attention_out(mixed.transpose(1, 2).reshape(B, T, D))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up), (k, v)
+
+
+class Cache(NamedTuple):
+    """Keys and values of the tokens read so far, and which of them are text (not left padding)."""
+
+    layers: list[tuple[Tensor, Tensor]]  # per layer, each (B, H, S, D/H)
+    real: Tensor  # (B, S) bool
+
+    def repeat(self, times: int) -> "Cache":
+        """Every row `times` times, neighbours together: a prompt read once serves its G completions."""
+        layers = [tuple(kv.repeat_interleave(times, 0) for kv in layer) for layer in self.layers]
+        return Cache(layers, self.real.repeat_interleave(times, 0))
+
+
+class Policy(nn.Module):
+    """A decoder-only transformer; about 100k parameters at the default size.
+
+    >>> policy = Policy(vocab_size=14, generator=torch.Generator().manual_seed(0))
+    >>> policy(torch.tensor([[3, 4, 13]])).shape
+    torch.Size([1, 3, 14])
+    """
+
+    def __init__(self, vocab_size: int, generator: torch.Generator, layers: int = 2, width: int = 64, heads: int = 4):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.blocks = nn.ModuleList(Block(width, heads, hidden=width * 11 // 4) for _ in range(layers))
+        self.norm = nn.RMSNorm(width, eps=1e-5)
+        self.head = nn.Linear(width, vocab_size, bias=False)
+        frequencies = 10000.0 ** -(torch.arange(0, width // heads, 2) / (width // heads))  # (D/H/2,)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        with torch.no_grad():
+            for weight in (p for p in self.parameters() if p.ndim == 2):
+                weight.normal_(0, weight.shape[1] ** -0.5, generator=generator)
+
+    def extend(self, tokens: Tensor, cache: Cache | None = None, real: Tensor | None = None) -> tuple[Tensor, Cache]:
+        """Read more tokens after those in the cache. tokens (B, T), real (B, T) -> logits (B, T, V), cache of S+T.
+
+        Positions count real tokens only, so a text has the same logits with and without left padding.
+        """
+        B, T = tokens.shape
+        real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
+        real = real if cache is None else torch.cat((cache.real, real), 1)  # (B, S+T)
+        position = (real.cumsum(1) - 1)[:, -T:]  # (B, T)
+        angles = (position[:, None, :, None] * self.frequencies).float()  # (B, 1, T, D/H/2)
+        offset = real.shape[1] - T
+        ones = torch.ones(T, real.shape[1], dtype=torch.bool, device=tokens.device)
+        itself = ones.tril(offset).triu(offset)  # padding may look at itself: a row with nothing to look at is NaN
+        allowed = (ones.tril(offset) & real[:, None, :] | itself)[:, None]  # (B, 1, T, S+T)
+        x = self.embedding(tokens)  # (B, T, D)
+        layers = []
+        for i, block in enumerate(self.blocks):
+            x, keys_values = block(x, angles, allowed, None if cache is None else cache.layers[i])
+            layers.append(keys_values)
+        return self.head(self.norm(x)), Cache(layers, real)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Left-padded tokens (B, T) -> logits (B, T, V). Only *leading* padding is hidden."""
+        return self.extend(tokens, real=leading_padding_hidden(tokens))[0]
+
+
+def leading_padding_hidden(tokens: Tensor) -> Tensor:
+    """(B, T) bool: False on the padding before the first real token, True from there on.
+
+    >>> leading_padding_hidden(torch.tensor([[0, 0, 5, 0, 7]]))
+    tensor([[False, False,  True,  True,  True]])
+    """
+    return (tokens != 0).cumsum(1) > 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rollout: each prompt is read once, then its G completions are drawn token by token.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Rollout(NamedTuple):
+    """A batch of sampled completions. Every tensor has the prompt axis Q first, so groups can be picked and joined."""
+
+    prompts: Tensor  # (Q, P) left-padded
+    completions: Tensor  # (Q, G, T) padded after the stop
+    mask: Tensor  # (Q, G, T) bool: tokens up to and including the first stop
+    logprobs: Tensor  # (Q, G, T) of the policy that sampled, at the sampling temperature; 0 outside the mask
+    sampler_logprobs: Tensor  # (Q, G, T) of the distribution the tokens were drawn from; equal unless DLC bends it
+
+    def pick(self, rows) -> "Rollout":
+        """The groups `rows` (a slice, indices or a (Q,) bool)."""
+        return Rollout(*(tensor[rows] for tensor in self))
+
+
+@torch.no_grad()
+def rollout(
+    policy: Policy,
+    prompts: Tensor,
+    group_size: int,
+    max_new_tokens: int,
+    generator: torch.Generator,
+    temperature: float = 1.0,
+    memory: Policy | None = None,
+    mu: float = 0.0,
+) -> Rollout:
+    """Draw G completions for each of the left-padded prompts (Q, P), from softmax((policy - mu * memory) / temperature).
+
+    >>> g = torch.Generator().manual_seed(0)
+    >>> batch = rollout(Policy(14, g), torch.tensor([[3, 4, 13]]), group_size=2, max_new_tokens=5, generator=g)
+    >>> batch.completions.shape, bool((batch.logprobs <= 0).all())
+    (torch.Size([1, 2, 5]), True)
+    """
+    Q, N = len(prompts), len(prompts) * group_size
+    models = [policy] if memory is None else [policy, memory]
+    read = [model.extend(prompts, real=leading_padding_hidden(prompts)) for model in models]
+    logits = [out[:, -1].repeat_interleave(group_size, 0) for out, _ in read]  # each (N, V)
+    caches = [cache.repeat(group_size) for _, cache in read]
+    completions = torch.zeros(N, max_new_tokens, dtype=torch.long, device=prompts.device)
+    mask = torch.zeros_like(completions, dtype=torch.bool)
+    scores = torch.zeros(2, N, max_new_tokens, device=prompts.device)  # policy's, sampler's
+    going = torch.ones(N, dtype=torch.bool, device=prompts.device)
+    for t in range(max_new_tokens):
+        drawn_from = logits[0] if memory is None else calibrated_logits(*logits, mu)
+        pair = torch.stack((logits[0], drawn_from)).div(temperature).log_softmax(-1)  # (2, N, V)
+        token = torch.multinomial(pair[1].exp(), 1, generator=generator)  # (N, 1)
+        mask[:, t] = going
+        completions[:, t] = token[:, 0] * going
+        scores[:, :, t] = pair.gather(-1, token.expand(2, N, 1))[:, :, 0] * going
+        going = going & (token[:, 0] != STOP)
+        if t + 1 == max_new_tokens or not going.any():
+            break
+        logits, caches = zip(*(m.extend(token, c) for m, c in zip(models, caches, strict=True)), strict=True)
+        logits = [out[:, -1] for out in logits]
+    shape = (Q, group_size, max_new_tokens)
+    return Rollout(prompts, completions.view(shape), mask.view(shape), scores[0].view(shape), scores[1].view(shape))
+
+
+def completion_logits(policy: Policy, prompts: Tensor, completions: Tensor) -> Tensor:
+    """Logits (N, T, V) that each completion token was drawn from; prompts (Q, P), completions (Q, G, T).
+
+    The prompt is read once per group, in the forward and in the backward pass. Differentiable.
+    """
+    Q, G, T = completions.shape
+    first, cache = policy.extend(prompts, real=leading_padding_hidden(prompts))
+    first = first[:, -1:].repeat_interleave(G, 0)  # (N, 1, V)
+    if T == 1:
+        return first
+    later, _ = policy.extend(completions.flatten(0, 1)[:, :-1], cache.repeat(G))
+    return torch.cat((first, later), 1)
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """log-probability of each token under its logits, in float32. logits (..., V), tokens (...) -> (...).
+
+    >>> token_logprobs(torch.tensor([0.0, 0.0]), torch.tensor(1))
+    tensor(-0.6931)
+    """
+    return logits.float().log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)
+
+
+def verify(task: Task, prompts: list[str], batch: Rollout) -> Tensor:
+    """Rewards (Q, G) of a batch: what the verifier of the task says of each completion."""
+    groups = zip(prompts, batch.completions.tolist(), batch.mask.sum(-1).tolist(), strict=True)
+    rewards = torch.tensor(
+        [
+            [float(task.verify(prompt, task.decode(ids[:length]))) for ids, length in zip(group, lengths, strict=True)]
+            for prompt, group, lengths in groups
+        ]
+    )
+    check_rewards(rewards, prompts)
+    return rewards.to(batch.prompts.device)
+
+
+def check_rewards(rewards: Tensor, prompts: list[str]) -> None:
+    """Refuse rewards (Q, G) that are NaN or infinite, before they reach a mean; names the prompt.
+
+    >>> check_rewards(torch.tensor([[1.0, float("nan")]]), ["12="])
+    Traceback (most recent call last):
+    ValueError: prompt '12=' has the rewards [1.0, nan]; a reward must be a finite number
+    """
+    for prompt, row in zip(prompts, rewards, strict=True):
+        if not row.isfinite().all():
+            raise ValueError(f"prompt {prompt!r} has the rewards {row.tolist()}; a reward must be a finite number")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Advantages: rewards (Q, G) -> advantages (Q, G). A group with one reward for all has advantage 0.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def grpo_advantages(rewards: Tensor, normalize_std: bool = True) -> Tensor:
+    """GRPO: (r - mean) / std over the group (population std). Dr.GRPO (2503.20783): r - mean, normalize_std=False.
+
+    >>> grpo_advantages(torch.tensor([[1.0, 0, 0, 0]]))
+    tensor([[ 1.7320, -0.5773, -0.5773, -0.5773]])
+    """
+    rewards = rewards.float()
+    centred = rewards - rewards.mean(-1, keepdim=True)
+    centred = centred * (rewards != rewards[..., :1]).any(-1, keepdim=True)  # rounding in the mean is no signal
+    if not normalize_std:
+        return centred
+    return centred / (rewards.std(-1, correction=0, keepdim=True) + 1e-6)
+
+
+def rloo_advantages(rewards: Tensor) -> Tensor:
+    """RLOO (2402.14740): r_i minus the mean of the others of its group. Raises ValueError for G < 2.
+
+    >>> rloo_advantages(torch.tensor([[1.0, 0, 0, 0]]))
+    tensor([[ 1.0000, -0.3333, -0.3333, -0.3333]])
+    """
+    G = rewards.shape[-1]
+    if G < 2:
+        raise ValueError(f"a group of {G} has no others to compare with; RLOO needs at least 2 completions")
+    return grpo_advantages(rewards, normalize_std=False) * (G / (G - 1))
+
+
+def reinforce_pp_advantages(rewards: Tensor) -> Tensor:
+    """REINFORCE++ (2501.03262): whitened over the whole batch, no group. The KL belongs in the reward.
+
+    >>> reinforce_pp_advantages(torch.tensor([[1.0, 1], [0, 0]])).round()
+    tensor([[ 1.,  1.],
+            [-1., -1.]])
+    """
+    return grpo_advantages(rewards.reshape(1, -1)).view_as(rewards)
+
+
+def f_grpo_advantages(rewards: Tensor, gamma: float = 1.0, verified: Tensor | None = None) -> Tensor:
+    """F-GRPO (2602.06717): GRPO's advantages, all of them, times (1 - |S+|/G)^gamma.
+
+    `verified` holds the verifier's rewards, from which S+ is counted, where `rewards` carry a penalty.
+
+    >>> f_grpo_advantages(torch.tensor([[1.0, 0, 0, 0]]))
+    tensor([[ 1.2990, -0.4330, -0.4330, -0.4330]])
+    """
+    correct = correct_share(rewards if verified is None else verified)
+    return grpo_advantages(rewards) * (1 - correct) ** gamma
+
+
+def unlikeliness_rewards(rewards: Tensor, sequence_logprobs: Tensor, beta: float = 0.25) -> Tensor:
+    """Unlikeliness (2506.02355): r_i (1 - beta rank_i / G), rank 0 the least likely of its group.
+
+    >>> unlikeliness_rewards(torch.tensor([[1.0, 1, 0, 1]]), torch.tensor([[-1.0, -9, -5, -3]]))
+    tensor([[0.8125, 1.0000, 0.0000, 0.8750]])
+    """
+    rank = sequence_logprobs.argsort(-1, stable=True).argsort(-1, stable=True)
+    return rewards * (1 - beta * rank / rewards.shape[-1])
+
+
+def overlong_penalty(lengths: Tensor, max_length: int, slack: int) -> Tensor:
+    """DAPO (2503.14476, eq. 13): 0 up to max_length - slack tokens, then falling linearly to -1 at max_length.
+
+    >>> overlong_penalty(torch.tensor([3, 4, 5]), max_length=5, slack=2)
+    tensor([-0.0000, -0.5000, -1.0000])
+    """
+    return -((lengths - (max_length - slack)) / slack).clamp(0, 1)
+
+
+def correct_share(rewards: Tensor) -> Tensor:
+    """|S+| / G, the share of a group with a reward above 0: (Q, G) -> (Q, 1)."""
+    return (rewards > 0).float().mean(-1, keepdim=True)
+
+
+class Estimator(NamedTuple):
+    """How an estimator's paper turns advantages into a loss."""
+
+    aggregate: Literal["sequence", "token", "constant"]
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    needs_group: bool = True
+
+
+ESTIMATORS = {
+    "grpo": Estimator("sequence"),
+    "dr_grpo": Estimator("constant"),
+    "dapo": Estimator("token", clip_high=0.28),
+    "rloo": Estimator("token"),
+    "reinforce++": Estimator("token", needs_group=False),
+    "f_grpo": Estimator("sequence"),
+    "unlikeliness": Estimator("sequence"),
+}
+
+
+def estimate_advantages(
+    name: str, rewards: Tensor, penalty: Tensor, batch: Rollout, gamma: float = 1.0, beta: float = 0.25
+) -> Tensor:
+    """The advantages (Q, G) of estimator `name` for the verifier's `rewards` less a `penalty` (the KL; 0 without)."""
+    match name:
+        case "grpo":
+            return grpo_advantages(rewards - penalty)
+        case "dr_grpo":
+            return grpo_advantages(rewards - penalty, normalize_std=False)
+        case "dapo":
+            overlong = overlong_penalty(batch.mask.sum(-1), batch.mask.shape[-1], slack=1)
+            return grpo_advantages(rewards - penalty + overlong)
+        case "rloo":
+            return rloo_advantages(rewards - penalty)
+        case "reinforce++":
+            return reinforce_pp_advantages(rewards - penalty)
+        case "f_grpo":
+            return f_grpo_advantages(rewards - penalty, gamma, verified=rewards)
+        case "unlikeliness":
+            return grpo_advantages(unlikeliness_rewards(rewards, batch.logprobs.sum(-1), beta) - penalty)
+    raise ValueError(f"unknown estimator {name!r}; choose one of {', '.join(ESTIMATORS)}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Calibrations: IAC bends the advantages, DLC bends the sampling.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def inverse_success_calibration(
+    advantages: Tensor, rewards: Tensor, alpha: float = 1.0, divide_by_group: bool = False
+) -> Tensor:
+    """IAC (P1): positive advantages times (G - |S+|)^alpha, or ((G - |S+|)/G)^alpha. All tensors (Q, G).
+
+    Rare successes pull hard, an almost solved prompt hardly pulls; negative advantages stay. A larger step, too:
+    with G = 8 a lone success gets 7 times its advantage, so a control with a matched learning rate belongs beside it.
+
+    >>> rewards = torch.tensor([[1.0, 0, 0, 0]])
+    >>> inverse_success_calibration(grpo_advantages(rewards), rewards)
+    tensor([[ 5.1961, -0.5773, -0.5773, -0.5773]])
+    """
+    G = rewards.shape[-1]
+    failures = (G * (1 - correct_share(rewards))).round()  # (Q, 1): G - |S+|
+    factor = (failures / G if divide_by_group else failures) ** alpha
+    return torch.where(advantages > 0, advantages * factor, advantages)
+
+
+def calibrated_logits(policy_logits: Tensor, memory_logits: Tensor, mu: float) -> Tensor:
+    """DLC (P1): what is sampled is softmax(policy logits - mu * memory logits). (..., V) -> (..., V).
+
+    The memory network knows what was drawn before; taking it away draws what was forgotten.
+
+    >>> calibrated_logits(torch.tensor([2.0, 0.0]), torch.tensor([4.0, 0.0]), mu=0.5).softmax(-1)
+    tensor([0.5000, 0.5000])
+    """
+    return policy_logits - mu * memory_logits
+
+
+def memory_loss(logprobs: Tensor, mask: Tensor, keep: Tensor) -> Tensor:
+    """The memory's cross-entropy on what was drawn: mean over the tokens of the kept completions, 0 if none is kept.
+
+    logprobs and mask (N, T), keep (N,) bool.
+
+    >>> logprobs, mask = torch.tensor([[-1.0, -3.0], [-9.0, -9.0]]), torch.ones(2, 2, dtype=torch.bool)
+    >>> memory_loss(logprobs, mask, keep=torch.tensor([True, False]))
+    tensor(2.)
+    """
+    return -(logprobs * token_weights(mask & keep[:, None], "token")).sum()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loss: clipped ratio, three ways to average, KL, entropy. Token tensors are (N, T).
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def token_weights(
+    mask: Tensor, aggregate: Literal["sequence", "token", "constant"] = "sequence", constant: int | None = None
+) -> Tensor:
+    """What each token of mask (N, T) weighs in the batch's mean; (N, T), 0 outside the mask.
+
+    sequence: 1/length within each completion, then the mean over completions (GRPO). token: all tokens alike (DAPO).
+    constant: 1/(N * constant), the constant being T unless given (Dr.GRPO). Made for the whole batch, then cut into
+    micro-batches: the sum over the parts is then the whole, whatever the lengths.
+
+    >>> token_weights(torch.tensor([[True, True], [True, False]]), "sequence")
+    tensor([[0.2500, 0.2500],
+            [0.5000, 0.0000]])
+    """
+    mask = mask.float()
+    match aggregate:
+        case "sequence":
+            lengths = mask.sum(-1, keepdim=True)
+            return mask / lengths.clamp(min=1) / (lengths > 0).sum().clamp(min=1)
+        case "token":
+            return mask / mask.sum().clamp(min=1)
+        case "constant":
+            return mask / (constant or mask.shape[-1]) / max(len(mask), 1)
+    raise ValueError(f"unknown aggregate {aggregate!r}; choose sequence, token or constant")
+
+
+def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: str = "token") -> Tensor:
+    """policy / old policy, (N, T): of each token, or its geometric mean over the completion (GSPO, 2507.18071).
+
+    >>> old, new, mask = torch.zeros(1, 2), torch.tensor([[0.2, 0.0]]), torch.ones(1, 2)
+    >>> importance_ratio(new, old, mask), importance_ratio(new, old, mask, "sequence")
+    (tensor([[1.2214, 1.0000]]), tensor([[1.1052, 1.1052]]))
+    """
+    log_ratio = ((logprobs - old_logprobs).float() * mask).clamp(-20, 20)  # exp(20) is finite, clipped anyway
+    if level == "sequence":
+        mean = log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+        log_ratio = mean.expand_as(log_ratio)
+    elif level != "token":
+        raise ValueError(f"unknown ratio {level!r}; choose token or sequence")
+    return log_ratio.exp()
+
+
+def policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    aggregate: Literal["sequence", "token", "constant"] = "sequence",
+    constant: int | None = None,
+    ratio: Literal["token", "sequence"] = "token",
+    weights: Tensor | None = None,
+) -> Tensor:
+    """PPO's clipped loss (1707.06347) as GRPO uses it; a scalar. advantages (Q, G) or (N,), the others (N, T).
+
+    `weights` (N, T) replaces `aggregate` where this is one part of a larger batch. On the first update the ratio is 1,
+    so with advantages that sum to 0 the loss is about 0; its gradient is not.
+
+    >>> logprobs = torch.tensor([[-1.0], [-1.0]], requires_grad=True)
+    >>> loss = policy_loss(logprobs, logprobs.detach(), torch.tensor([[1.0, -1.0]]), torch.ones(2, 1))
+    >>> loss.backward(); loss.item(), logprobs.grad.tolist()
+    (0.0, [[-0.5], [0.5]])
+    """
+    if weights is None:
+        weights = token_weights(mask, aggregate, constant)
+    advantage = advantages.reshape(-1, 1)  # (N, 1)
+    r = importance_ratio(logprobs, old_logprobs, mask, ratio)
+    objective = torch.minimum(r * advantage, r.clamp(1 - clip_low, 1 + clip_high) * advantage)
+    return -(weights * objective).sum()
+
+
+def is_clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """Where the clip takes the gradient: too high with A > 0, too low with A < 0. ratio (N, T) -> bool (N, T).
+
+    >>> is_clipped(torch.tensor([[1.5], [1.5]]), torch.tensor([1.0, -1.0]), 0.2, 0.2).tolist()
+    [[True], [False]]
+    """
+    advantage = advantages.reshape(-1, 1)
+    return (advantage > 0) & (ratio > 1 + clip_high) | (advantage < 0) & (ratio < 1 - clip_low)
+
+
+def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
+    """Schulman's estimators of KL(policy || reference) from the policy's own samples, per token, in float32.
+
+    With d = log policy - log reference: k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d. In expectation k1 and k3 *are* the
+    KL; as a loss, differentiated with the samples held fixed, only k2 has the KL's gradient, k3 that of the reverse
+    KL(reference || policy), and k1 none at all: it belongs in the reward.
+
+    >>> kl_estimate(torch.tensor([0.5]), torch.tensor([0.0]), "k2")
+    tensor([0.1250])
+    """
+    d = (logprobs.float() - reference_logprobs.float()).clamp(-60, 60)
+    match kind:
+        case "k1":
+            return d
+        case "k2":
+            return d**2 / 2
+        case "k3":
+            return torch.expm1(-d) + d
+    raise ValueError(f"unknown KL estimator {kind!r}; choose k1, k2 or k3")
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy in nats of softmax(logits): (..., V) -> (...).
+
+    >>> entropy(torch.zeros(4))
+    tensor(1.3863)
+    """
+    logprobs = logits.float().log_softmax(-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The reference: a policy that knows every mode and is right about half of the time.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def pretrain_reference(task: Task, shape: Shape) -> Policy:
+    """Train a fresh policy on the task's pretraining data, always on the processor: the same on every device."""
+    generator, rng = torch.Generator().manual_seed(0), random.Random(0)
+    policy = Policy(task.vocab_size, generator, shape.layers, shape.width, shape.heads)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=task.pretraining_steps)
+    for _ in range(task.pretraining_steps):
+        prompts = rng.choices(task.prompts, k=256)
+        texts = [task.encode(task.sample(prompt, rng)) + [STOP] for prompt in prompts]
+        longest = max(map(len, texts))
+        completions = torch.tensor([[text + [0] * (longest - len(text))] for text in texts])  # (256, 1, T)
+        mask = torch.tensor([[i < len(text) for i in range(longest)] for text in texts])
+        logits = completion_logits(policy, encode_prompts(task, prompts), completions)
+        loss = memory_loss(token_logprobs(logits, completions[:, 0]), mask, keep=torch.ones(256, dtype=torch.bool))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return policy
+
+
+def load_reference(task: Task, shape: Shape) -> Policy:
+    """The reference from the cache, or pretrained now and put there under a name that hashes all that made it."""
+    source = [inspect.getsource(part) for part in (inspect.getmodule(type(task)), Block, Policy, pretrain_reference)]
+    recipe = json.dumps([source, dataclasses.asdict(shape), torch.__version__, platform.machine()])
+    name = f"reference-{task.name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.pt"
+    path = Path(os.environ.get("MINIRLVR_CACHE", Path(__file__).parent / ".cache")) / name
+    policy = Policy(task.vocab_size, torch.Generator(), shape.layers, shape.width, shape.heads)
+    try:
+        policy.load_state_dict(torch.load(path, weights_only=True))
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError):  # not there yet, or damaged: make it again
+        policy = pretrain_reference(task, shape)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(policy.state_dict(), path)
+    return policy
+
+
+def save(state: dict, path: Path) -> None:
+    """torch.save that never leaves half a file under the final name."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    torch.save(state, partial)
+    partial.replace(path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Training: one run is one method and one seed.
+# ---------------------------------------------------------------------------------------------------------------------
+
+LOG = ("reward", "flat_groups", "cut_answers", "length", "loss", "grad_norm", "entropy", "first_ratio", "clip_fraction")
+LOG += ("kl", "memory_loss")  # README's glossary says what each means; "" where a run has none
+FORMAT, FORMAT_VERSION = "minirlvr checkpoint", 1
+
+
+class Method(NamedTuple):
+    """An estimator with its calibrations, as written on the command line."""
+
+    name: str
+    estimator: str
+    iac: bool
+    dlc: bool
+
+
+def parse_method(name: str) -> Method:
+    """Raises UserError for a name that is not an estimator with +iac, +dlc or +iac+dlc behind it.
+
+    >>> parse_method("reinforce+++iac")
+    Method(name='reinforce+++iac', estimator='reinforce++', iac=True, dlc=False)
+    """
+    for ending in ("+iac+dlc", "+iac", "+dlc", ""):
+        estimator = name.removesuffix(ending)
+        if estimator in ESTIMATORS and name == estimator + ending:
+            return Method(name, estimator, "+iac" in ending, "+dlc" in ending)
+    choices = ", ".join(ESTIMATORS)
+    raise UserError(f"unknown method {name!r}: choose one of {choices}, with +iac, +dlc or +iac+dlc behind it")
+
+
+class Run:
+    """All that changes while one method trains with one seed; `state` and `restore` lose nothing of it."""
+
+    def __init__(self, settings: Settings, method: Method, seed: int, reference: Policy, device: str):
+        self.settings, self.method, self.seed, self.reference = settings, method, seed, reference.to(device)
+        self.task = TASKS[settings.experiment.task]()
+        self.update = resolve_update(settings.update, ESTIMATORS[method.estimator])
+        self.temperature = settings.sampling.temperature
+        self.prompts_a_step = min(settings.sampling.prompts, len(self.task.train))
+        self.policy = copy.deepcopy(self.reference)
+        self.optimizer = make_optimizer(self.policy, settings.update.learning_rate)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.memory = self.make_memory(device) if method.dlc else None
+        self.memory_optimizer = self.memory and make_optimizer(self.memory, settings.calibration.memory_learning_rate)
+        self.listing = Listing(self.task, self.task.prompts)
+        self.reference_probs = self.mode_probs(self.reference)  # (Q, M)
+        self.step = 0
+        self.rows: list[dict] = []  # evaluations so far
+        self.window: dict[str, list[float]] = {name: [] for name in LOG}  # logged since the last evaluation
+        self.waiting: list[dict] = []  # DAPO: groups with a spread, sampled and not yet trained on
+
+    def make_memory(self, device: str) -> Policy:
+        c = self.settings.calibration
+        if c.memory_start == "reference":
+            return copy.deepcopy(self.reference)
+        generator, heads = torch.Generator().manual_seed(self.seed), self.settings.shape.heads
+        return Policy(self.task.vocab_size, generator, c.memory_layers, c.memory_width, heads).to(device)
+
+    @torch.no_grad()
+    def mode_probs(self, policy: Policy):
+        """Exact probability of every listed mode, as a NumPy array (Q, M)."""
+        return self.listing.log_probs(policy, self.temperature).exp().numpy()
+
+    def log(self, **values: float) -> None:
+        for name, value in values.items():
+            self.window[name].append(value)
+
+    def parts(self) -> dict:
+        """What torch can save by itself."""
+        parts = {"policy": self.policy, "optimizer": self.optimizer}
+        return parts | ({"memory": self.memory, "memory_optimizer": self.memory_optimizer} if self.memory else {})
+
+    def state(self) -> dict:
+        head = {"format": FORMAT, "version": FORMAT_VERSION, "method": self.method.name, "seed": self.seed}
+        body = {"step": self.step, "rows": self.rows, "window": self.window, "waiting": self.waiting}
+        parts = {name: part.state_dict() for name, part in self.parts().items()}
+        return head | body | parts | {"generator": self.generator.get_state()}
+
+    def restore(self, state: dict) -> None:
+        for name, part in self.parts().items():
+            part.load_state_dict(state[name])
+        self.generator.set_state(state["generator"].cpu())
+        self.step, self.rows, self.window = state["step"], state["rows"], state["window"]
+        self.waiting = state["waiting"]
+
+
+def resolve_update(update: Update, estimator: Estimator) -> Update:
+    """The update's settings with "as the estimator's paper has it" filled in: what really runs.
+
+    >>> resolve_update(Update(), ESTIMATORS["dapo"]).clip_high
+    0.28
+    """
+    given = {name: getattr(update, name) for name in ("clip_low", "clip_high", "aggregate")}
+    filled = {name: getattr(estimator, name) if v in (None, "estimator") else v for name, v in given.items()}
+    return dataclasses.replace(update, **filled)
+
+
+def make_optimizer(policy: Policy, learning_rate: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.0, foreach=True)
+
+
+def load_checkpoint(path: Path) -> dict:
+    """A checkpoint as `Run.state` made it. Raises UserError for a file that is cut short, not ours or of another version.
+
+    Tensors and plain values only (weights_only): a file from a stranger runs no code.
+    """
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().split("\n")[0][:80]
+        raise UserError(f"checkpoint {path} cannot be read ({reason}); delete it to train that run again") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise UserError(f"checkpoint {path} was not written by minirlvr; take it out of the folder")
+    if state.get("version") != FORMAT_VERSION:
+        ours = f"this is {FORMAT_VERSION}; use the minirlvr that wrote it"
+        raise UserError(f"checkpoint {path} has format version {state.get('version')!r}, {ours}")
+    return state
+
+
+def restore_run(run: Run, path: Path) -> None:
+    """Put a run where its checkpoint was. Raises UserError where that holds another run or another shape."""
+    state = load_checkpoint(path)
+    if (state.get("method"), state.get("seed")) != (run.method.name, run.seed):
+        raise UserError(f"checkpoint {path} holds {state.get('method')} seed {state.get('seed')}; rename it back")
+    try:
+        run.restore(state)
+    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"checkpoint {path} does not fit these settings ({reason}); delete it to train anew") from None
+
+
+def train(run: Run, checkpoint: Path, tick=lambda: None, stopped=lambda: False) -> bool:
+    """Train until the last step, or until `stopped()`; either way `checkpoint` is written. Returns whether it finished."""
+    task, device = run.task, next(run.policy.parameters()).device
+    sampling, calibration = run.settings.sampling, run.settings.calibration
+    steps, every = run.settings.experiment.steps, run.settings.experiment.evaluate_every
+    if not run.rows:
+        evaluate(run)
+    while run.step < steps and not stopped():
+        # 1. Choose prompts and draw a group of completions for each, from policy - mu * memory where DLC is on.
+        order = torch.randperm(len(task.train), generator=run.generator, device=device).tolist()
+        prompts = [task.train[i] for i in order[: run.prompts_a_step]]
+        batch = rollout(
+            run.policy,
+            encode_prompts(task, prompts).to(device),
+            sampling.group_size,
+            task.max_new_tokens,
+            run.generator,
+            run.temperature,
+            run.memory,
+            calibration.mu,
+        )
+        # 2. The verifier says what is right.
+        rewards = verify(task, prompts, batch)  # (Q, G)
+        log_batch(run, rewards, batch)
+        # 3. The memory learns what was drawn.
+        if run.memory is not None:
+            train_memory(run, batch, rewards)
+        # 4. DAPO sets mixed groups aside until they fill a batch; what it drew counts all the same.
+        if run.method.estimator == "dapo":
+            batch, rewards = wait_for_spread(run, batch, rewards, run.prompts_a_step)
+        # 5. Advantages, calibrated by IAC; then the policy's step.
+        if batch is not None:
+            reference_logprobs = score_reference(run, batch)
+            penalty = kl_penalty(run, batch, reference_logprobs)
+            gamma, beta = run.update.f_grpo_gamma, run.update.unlikeliness_beta
+            advantages = estimate_advantages(run.method.estimator, rewards, penalty, batch, gamma, beta)
+            if run.method.iac:
+                advantages = inverse_success_calibration(advantages, rewards, calibration.alpha, calibration.iac_divide)
+            batch, advantages = apply_importance(batch, advantages, calibration.importance)
+            update_policy(run, batch, advantages, reference_logprobs)
+        # 6. Measure exactly, and save.
+        run.step += 1
+        tick()
+        if run.step % every == 0 or run.step == steps:
+            evaluate(run)
+            save(run.state(), checkpoint)
+    save(run.state(), checkpoint)
+    return run.step >= steps
+
+
+def wait_for_spread(run: Run, batch: Rollout, rewards: Tensor, needed: int) -> tuple[Rollout | None, Tensor]:
+    """DAPO's dynamic sampling: hold groups until `needed` have right *and* wrong answers; (None, rewards) before that.
+
+    The policy does not move meanwhile, so what waits stays on-policy; groups left over when it does move are dropped.
+    """
+    share = correct_share(rewards)[:, 0]
+    mixed = (share > 0) & (share < 1)  # (Q,)
+    run.waiting.append({"batch": batch.pick(mixed)._asdict(), "rewards": rewards[mixed]})
+    if sum(len(held["rewards"]) for held in run.waiting) < needed:
+        return None, rewards
+    held, run.waiting = run.waiting, []
+    joined = Rollout(*(torch.cat([h["batch"][name] for h in held])[:needed] for name in Rollout._fields))
+    return joined, torch.cat([h["rewards"] for h in held])[:needed]
+
+
+def apply_importance(batch: Rollout, advantages: Tensor, kind: str) -> tuple[Rollout, Tensor]:
+    """What the update makes of DLC's sampler not being the policy; see Calibration.importance. advantages (Q, G).
+
+    Without DLC the two are one, and nothing changes.
+    """
+    if kind == "exact":
+        return batch, advantages * (batch.logprobs - batch.sampler_logprobs).sum(-1).exp()
+    return (batch._replace(logprobs=batch.sampler_logprobs) if kind == "clipped" else batch), advantages
+
+
+@torch.no_grad()
+def score_reference(run: Run, batch: Rollout) -> Tensor | None:
+    """log-probabilities (Q, G, T) of a batch under the reference; None where no KL term asks for them."""
+    if not run.update.beta:
+        return None
+    logits = completion_logits(run.reference, batch.prompts, batch.completions) / run.temperature
+    return token_logprobs(logits, batch.completions.flatten(0, 1)).view_as(batch.logprobs)
+
+
+def kl_penalty(run: Run, batch: Rollout, reference_logprobs: Tensor | None) -> Tensor:
+    """beta times the KL of each completion, (Q, G), where the KL is in the reward; 0 elsewhere. Logs the KL."""
+    if reference_logprobs is None:
+        return torch.zeros_like(batch.logprobs[..., 0])
+    kl = kl_estimate(batch.logprobs, reference_logprobs, run.update.kl_kind) * batch.mask  # (Q, G, T)
+    run.log(kl=(kl.sum() / batch.mask.sum()).item())
+    return run.update.beta * kl.sum(-1) * (run.update.kl_in == "reward")
+
+
+def update_policy(run: Run, batch: Rollout, advantages: Tensor, reference_logprobs: Tensor | None) -> None:
+    """`epochs` optimiser steps on one batch. Raises UserError where the gradient is not finite."""
+    u = run.update
+    weights = token_weights(batch.mask.flatten(0, 1), u.aggregate).view_as(batch.logprobs)  # (Q, G, T)
+    share = batch.mask / batch.mask.sum()  # (Q, G, T)
+    for epoch in range(u.epochs):
+        run.optimizer.zero_grad()
+        logged = []
+        for part in torch.arange(len(advantages), device=advantages.device).chunk(u.micro_batches):
+            reference = None if reference_logprobs is None else reference_logprobs[part]
+            loss, log = batch_loss(run, batch.pick(part), advantages[part], weights[part], share[part], reference)
+            loss.backward()
+            logged.append(log)
+        norm = nn.utils.clip_grad_norm_(run.policy.parameters(), u.max_grad_norm).item()
+        if not math.isfinite(norm):
+            where = f"{run.method.name} seed {run.seed}, step {run.step + 1}"
+            raise UserError(f"the gradient is {norm} ({where}); take a smaller --learning-rate")
+        run.optimizer.step()
+        run.log(grad_norm=norm, **{name: sum(log[name] for log in logged) for name in logged[0] if name != "off"})
+        if epoch == 0:
+            run.log(first_ratio=max(log["off"] for log in logged))
+
+
+def batch_loss(
+    run: Run, batch: Rollout, advantages: Tensor, weights: Tensor, share: Tensor, reference: Tensor | None
+) -> tuple[Tensor, dict[str, float]]:
+    """Loss of one micro-batch, and what is logged of it; both add up over the micro-batches of a batch.
+
+    advantages (Q, G); weights, share and reference (Q, G, T): what each token weighs in the loss and in the log.
+    """
+    u = run.update
+    completions, mask, old, weights, share = (
+        tensor.flatten(0, 1) for tensor in (batch.completions, batch.mask, batch.logprobs, weights, share)
+    )  # each (N, T)
+    logits = completion_logits(run.policy, batch.prompts, batch.completions) / run.temperature  # (N, T, V)
+    logprobs = token_logprobs(logits, completions)
+    loss = policy_loss(logprobs, old, advantages, mask, u.clip_low, u.clip_high, ratio=u.ratio, weights=weights)
+    spread = entropy(logits)  # (N, T)
+    if u.entropy_bonus:
+        loss = loss - u.entropy_bonus * (weights * spread).sum()
+    if reference is not None and u.kl_in == "loss":
+        loss = loss + u.beta * (weights * kl_estimate(logprobs, reference.flatten(0, 1), u.kl_kind)).sum()
+    ratio = importance_ratio(logprobs.detach(), old, mask, u.ratio)
+    clipped = is_clipped(ratio, advantages, u.clip_low, u.clip_high)
+    log = {"loss": loss, "entropy": (spread * share).sum(), "clip_fraction": (clipped * share).sum()}
+    return loss, {name: value.item() for name, value in log.items()} | {"off": ((ratio - 1).abs() * mask).max().item()}
+
+
+def train_memory(run: Run, batch: Rollout, rewards: Tensor) -> None:
+    """One cross-entropy step of the memory network on what was drawn: the correct completions, or all."""
+    keep = torch.ones_like(rewards, dtype=torch.bool) if run.settings.calibration.memory_data == "all" else rewards > 0
+    if not keep.any():
+        return
+    logprobs = token_logprobs(
+        completion_logits(run.memory, batch.prompts, batch.completions), batch.completions.flatten(0, 1)
+    )
+    loss = memory_loss(logprobs, batch.mask.flatten(0, 1), keep.flatten())
+    run.memory_optimizer.zero_grad()
+    loss.backward()
+    run.memory_optimizer.step()
+    run.log(memory_loss=loss.item())
+
+
+def log_batch(run: Run, rewards: Tensor, batch: Rollout) -> None:
+    """Log what a batch says before anything is learned from it."""
+    flat = (rewards == rewards[:, :1]).all(1).float().mean()
+    stopped = ((batch.completions == STOP) & batch.mask).any(-1).float().mean()
+    length = batch.mask.sum(-1).float().mean()
+    run.log(reward=rewards.mean().item(), flat_groups=flat.item(), cut_answers=1 - stopped.item(), length=length.item())
+
+
+def evaluate(run: Run) -> None:
+    """Add one row for the trained and one for the held-out prompts: exact measures, then the means of the log."""
+    measured = mode_measures(run.listing, run.mode_probs(run.policy), run.reference_probs)  # name -> (Q,)
+    sampled = run.step * run.prompts_a_step * run.settings.sampling.group_size
+    logged = {name: sum(values) / len(values) if values else "" for name, values in run.window.items()}
+    splits = {"train": slice(len(run.task.train)), "heldout": slice(len(run.task.train), None)}
+    for split, rows in splits.items():
+        head = {"method": run.method.name, "seed": run.seed, "step": run.step, "split": split}
+        means = {name: float(values[rows].mean()) for name, values in measured.items()}
+        tail = logged if split == "train" else dict.fromkeys(LOG, "")
+        run.rows.append(head | means | {"completions": sampled} | tail)
+    run.window = {name: [] for name in LOG}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Command line: check, sample and train side by side, write the folder.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def check(settings: Settings) -> list[Method]:
+    """The methods of valid settings; UserError, one line that says what is allowed, for any others."""
+    e, sampling, u, c, shape = (
+        getattr(settings, name) for name in ("experiment", "sampling", "update", "calibration", "shape")
+    )
+    if e.task not in TASKS:
+        raise UserError(f"unknown task {e.task!r}: choose one of {', '.join(TASKS)}")
+    if e.policy != "toy":
+        raise UserError(f"policy {e.policy!r} is not available: this version trains the toy policy, --policy toy")
+    whole = {"steps": e.steps, "seeds": e.seeds, "evaluate_every": e.evaluate_every, "prompts": sampling.prompts}
+    whole |= {"group_size": sampling.group_size, "epochs": u.epochs, "micro_batches": u.micro_batches}
+    whole |= {"memory_layers": c.memory_layers, "memory_width": c.memory_width}
+    whole |= {"layers": shape.layers, "width": shape.width, "heads": shape.heads}
+    positive = {"temperature": sampling.temperature, "learning_rate": u.learning_rate}
+    positive |= {"max_grad_norm": u.max_grad_norm, "memory_learning_rate": c.memory_learning_rate}
+    not_negative = {"beta": u.beta, "entropy_bonus": u.entropy_bonus, "alpha": c.alpha, "mu": c.mu}
+    not_negative |= {"f_grpo_gamma": u.f_grpo_gamma, "jobs": e.jobs, "first_seed": e.first_seed}
+    share = {"clip_low": u.clip_low, "unlikeliness_beta": u.unlikeliness_beta}
+    for values, allowed, right in (
+        (whole, "a whole number from 1 to 1000000", lambda v: 1 <= v <= 10**6),
+        (positive, "above 0 and finite", lambda v: math.isfinite(v) and v > 0),
+        (not_negative | {"clip_high": u.clip_high}, "0 or above, and finite", lambda v: math.isfinite(v) and v >= 0),
+        (share, "from 0 to 1", lambda v: 0 <= v <= 1),
+    ):
+        for name, value in values.items():
+            if value is not None and not right(value):
+                raise UserError(f"--{name.replace('_', '-')} is {value}: it must be {allowed}")
+    for name, width in (("width", shape.width), ("memory-width", c.memory_width)):
+        if width % (2 * shape.heads):
+            raise UserError(f"--{name} {width} must be a multiple of twice --heads {shape.heads}")
+    if u.beta and u.kl_kind == "k1" and u.kl_in == "loss":
+        raise UserError("--kl-kind k1 as a loss has an expected gradient of 0: take k2 or k3, or --kl-in reward")
+    methods = [parse_method(name) for name in e.methods]
+    if not methods or len(set(methods)) < len(methods):
+        raise UserError(f"--methods {' '.join(e.methods)}: name at least one method, each once")
+    for method in methods:
+        if sampling.group_size < 2 and (ESTIMATORS[method.estimator].needs_group or method.iac):
+            raise UserError(f"--group-size {sampling.group_size}: {method.name} compares within a group; give 2 or more")
+    try:
+        Listing(TASKS[e.task](), TASKS[e.task]().prompts)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return methods
+
+
+def parse_settings(argv: list[str] | None) -> Settings:
+    """Settings from the command line; with --resume, those of the folder, which only a few flags may change."""
+    settings = read_flags(argv, Settings())
+    folder = settings.files.resume
+    if not folder:
+        return settings
+    saved = read_config(Path(folder))
+    settings = read_flags(argv, saved)
+    free = ("steps", "jobs", "device")
+    same = {name: getattr(settings.experiment, name) for name in free}
+    expected = dataclasses.replace(
+        saved, experiment=dataclasses.replace(saved.experiment, **same), files=Files("", folder)
+    )
+    if settings != expected:
+        raise UserError(f"--resume {folder} goes on with its own settings: only --{', --'.join(free)} may be given")
+    return settings
+
+
+def read_flags(argv: list[str] | None, default: Settings) -> Settings:
+    """tyro's reading of the flags; what it prints of a mistake, folded into one line."""
+    import tyro
+
+    printed = StringIO()
+    try:
+        with redirect_stderr(printed):
+            return tyro.cli(
+                tyro.conf.OmitArgPrefixes[Settings],
+                args=argv,
+                default=default,
+                prog="minirlvr.py",
+                description=__doc__.split("\n\nOne letter")[0],
+            )
+    except SystemExit as exit:
+        if exit.code in (0, None):
+            raise
+        lines = [line.strip("│ \t") for line in printed.getvalue().splitlines()[1:]]
+        end = next((i for i, line in enumerate(lines) if set(line) <= set("─╯╰")), len(lines))
+        raise UserError(f"{' '.join(lines[:end])} (--help lists every flag)") from None
+
+
+def read_config(folder: Path) -> Settings:
+    """The settings in a run folder's config.json. Raises UserError where there are none that this version knows."""
+    try:
+        saved = json.loads((folder / "config.json").read_text())["settings"]
+        groups = {f.name: f.type for f in dataclasses.fields(Settings)}
+        groups = {name: kind(**saved[name]) for name, kind in groups.items()}
+        methods = tuple(str(name) for name in groups["experiment"].methods)
+        groups["experiment"] = dataclasses.replace(groups["experiment"], methods=methods)
+        settings = Settings(**groups)
+        check(settings)
+    except OSError:
+        raise UserError(f"--resume {folder}: there is no config.json in it; name a folder that a run has made") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"--resume {folder}: its config.json is damaged or of another version ({error})") from None
+    return settings
+
+
+def choose_device(name: str) -> str:
+    """auto becomes cuda or cpu; a device that is not there is a UserError."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return "cuda" if there["cuda"] else "cpu"
+    if not there[name]:
+        raise UserError(f"--device {name}: PyTorch finds none here; take one of {[n for n in there if there[n]]}")
+    return name
+
+
+def open_folder(settings: Settings, methods: list[Method], device: str) -> Path:
+    """Make the run folder, or open the one to resume; either way config.json then says what runs."""
+    e, files = settings.experiment, settings.files
+    folder = Path(files.resume or files.out or Path("runs") / f"{e.task}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if not files.resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--out {folder} exists and is not empty: name a new folder, or go on with --resume {folder}")
+    versions = {"minirlvr": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    config = {
+        "settings": dataclasses.asdict(dataclasses.replace(settings, files=Files(out=str(folder)))),
+        "methods": {m.name: resolve_update(settings.update, ESTIMATORS[m.estimator]) for m in methods},
+        "device": device,
+        "ceilings": ceilings(TASKS[e.task]()),
+        "versions": versions | {"platform": platform.platform()},
+        "command": " ".join(sys.argv),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config, indent=2, default=dataclasses.asdict) + "\n")
+    except OSError as error:
+        raise UserError(f"--out {folder} cannot be written: {error.strerror}") from None
+    return folder
+
+
+def ceilings(task: Task) -> dict[str, dict[str, float]]:
+    """The best that can be reached: split -> measure -> value; all modes of a prompt equally likely."""
+    return {
+        split: {"pass@1": 1.0, "effective_modes": float(Listing(task, prompts).counts.mean())}
+        for split, prompts in (("train", task.train), ("heldout", task.heldout))
+    }
+
+
+def run_one(settings: Settings, method: Method, seed: int, folder: Path, device: str, tick, stopped) -> None:
+    """One run from its checkpoint, or from the reference, to its last step or to `stopped()`."""
+    run = Run(settings, method, seed, load_reference(TASKS[settings.experiment.task](), settings.shape), device)
+    path = checkpoint_path(folder, method, seed)
+    if path.exists():
+        restore_run(run, path)
+    tick(run.step)
+    train(run, path, tick, stopped)
+
+
+def checkpoint_path(folder: Path, method: Method, seed: int) -> Path:
+    return folder / f"checkpoint-{method.name}-seed{seed}.pt"
+
+
+class Shared(NamedTuple):
+    """What all processes of a comparison see: the stop sign that Ctrl-C raises, and the steps done."""
+
+    stop: multiprocessing.synchronize.Event
+    steps: multiprocessing.sharedctypes.Synchronized
+
+    def tick(self, steps: int = 1) -> None:
+        with self.steps.get_lock():
+            self.steps.value += steps
+
+
+def start_worker(shared: Shared) -> None:
+    """Prepare a worker process: one thread, and Ctrl-C left to the parent."""
+    global SHARED
+    SHARED = shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def in_worker(*run) -> None:
+    run_one(*run, SHARED.tick, SHARED.stop.is_set)
+
+
+def run_all(runs: list[tuple], jobs: int, steps: int, shared: Shared) -> list[str]:
+    """All runs, `jobs` side by side; the numbers do not depend on it. Returns what went wrong; the others go on."""
+    from tqdm import tqdm
+
+    mistakes: list[str] = []
+    with (
+        tqdm(total=len(runs) * steps, unit="step", desc=f"{len(runs)} runs, {jobs} at a time") as bar,
+        ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), start_worker, (shared,)) as pool,
+    ):
+        pending = {pool.submit(in_worker, *run) for run in runs}
+        while pending:
+            done, pending = wait(pending, timeout=0.2)
+            bar.update(shared.steps.value - bar.n)
+            mistakes += [str(f.exception()) for f in done if not f.cancelled() and f.exception()]
+            if shared.stop.is_set():
+                pending -= {future for future in pending if future.cancel()}
+    return mistakes
+
+
+def compare(settings: Settings) -> int:
+    """Run what the settings ask for and write the folder. Returns the exit code: 0, 2 for a mistake, 130 for Ctrl-C."""
+    import report
+
+    methods, device = check(settings), choose_device(settings.experiment.device)
+    e, task = settings.experiment, TASKS[settings.experiment.task]()
+    folder = open_folder(settings, methods, device)
+    torch.set_num_threads(1)
+    began = time.time()
+    print(f"{task.name}: {len(task.train)} prompts to train on, {len(task.heldout)} held out; writing to {folder}")
+    reference = load_reference(task, settings.shape)
+    print(f"reference: {sum(p.numel() for p in reference.parameters()):,} parameters, {time.time() - began:.1f} s")
+    seeds = range(e.first_seed, e.first_seed + e.seeds)
+    runs = [(settings, method, seed, folder, device) for seed in seeds for method in methods]
+    jobs = min(e.jobs or (available_cores() if device == "cpu" else 1), len(runs))
+    context = multiprocessing.get_context("spawn")
+    shared = Shared(context.Event(), context.Value("q", 0))
+    previous = signal.signal(signal.SIGINT, lambda *_: shared.stop.set())
+    try:
+        mistakes = run_all(runs, jobs, e.steps, shared)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    paths = [checkpoint_path(folder, method, seed) for method in methods for seed in seeds]
+    rows = [row for path in paths if path.exists() for row in load_checkpoint(path)["rows"]]
+    if rows:
+        print(report.write(folder, rows))
+    print(f"{time.time() - began:.0f} s; everything is in {folder}")
+    for mistake in mistakes:
+        print(f"minirlvr: {mistake}", file=sys.stderr)
+    if shared.stop.is_set():
+        print(f"stopped and saved; go on with: python minirlvr.py --resume {folder}", file=sys.stderr)
+    return 2 if mistakes else 130 if shared.stop.is_set() else 0
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line. Returns the exit code; a user's mistake is one line and exit code 2."""
+    try:
+        return compare(parse_settings(argv))
+    except UserError as error:
+        print(f"minirlvr: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""From a run's rows to its files: metrics.csv, summary.json, collapse.png and the closing table.
+
+    python report.py runs/NAME          draw the picture of a folder again from its metrics.csv
+"""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+from toy_tasks.measures import interval
+
+HEAD = ("method", "seed", "step", "split")
+LOG = ("completions", "reward", "flat_groups", "cut_answers", "length", "loss", "grad_norm", "entropy", "first_ratio")
+LOG += ("clip_fraction", "kl", "memory_loss")  # these describe the batches sampled, not the policy; "" where absent
+TABLE = ("pass@1", "pass@8", "distinct@8", "effective_modes", "retained_mass")
+TITLES = {"train": "trained prompts", "heldout": "held-out prompts"}
+# Okabe and Ito's colours, told apart with every common form of colour-blindness; then again, dashed.
+COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#000000")
+
+
+def write(folder: Path, rows: list[dict]) -> str:
+    """Write metrics.csv, summary.json and collapse.png of `rows`; returns the closing table as text."""
+    with open(folder / "metrics.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    summary = summarise(rows)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    draw(folder / "collapse.png", rows, json.loads((folder / "config.json").read_text())["ceilings"])
+    return "\n".join([table(summary, rows), *explain(rows)])
+
+
+def measures_of(rows: list[dict]) -> list[str]:
+    """The names of the exact measures, in the order of the columns."""
+    return [name for name in rows[0] if name not in HEAD + LOG]
+
+
+def at_step(rows: list[dict], method: str, split: str) -> dict[int, list[dict]]:
+    """step -> the rows of all seeds at that step."""
+    steps: dict[int, list[dict]] = {}
+    for row in rows:
+        if (row["method"], row["split"]) == (method, split):
+            steps.setdefault(int(row["step"]), []).append(row)
+    return dict(sorted(steps.items()))
+
+
+def methods_of(rows: list[dict]) -> list[str]:
+    return list(dict.fromkeys(row["method"] for row in rows))
+
+
+def spread(rows: list[dict], measure: str) -> dict[str, float | None]:
+    """Mean and 95 % interval over seeds; the interval is None (null in JSON) for a single seed."""
+    mean, low, high = interval([float(row[measure]) for row in rows])
+    return {"mean": mean, "low": low if low == low else None, "high": high if high == high else None}
+
+
+def summarise(rows: list[dict]) -> dict:
+    """method -> split -> measure -> {"mean", "low", "high"} at the last step that every seed of the method reached."""
+    summary: dict = {}
+    for method in methods_of(rows):
+        for split in TITLES:
+            steps = at_step(rows, method, split)
+            seeds = max(map(len, steps.values()))
+            last = steps[max(step for step, group in steps.items() if len(group) == seeds)]
+            values = {measure: spread(last, measure) for measure in measures_of(rows)}
+            summary.setdefault(method, {})[split] = values
+    return summary
+
+
+def table(summary: dict, rows: list[dict]) -> str:
+    """The closing table: mean +- half of the 95 % interval, for each method and split."""
+    width = max(9, *map(len, summary))
+    lines = ["", f"{'':{width}}  split    " + "".join(f"{name:>17}" for name in TABLE)]
+    base = {split: at_step(rows, rows[0]["method"], split)[0][:1] for split in TITLES}
+    cells = [("reference", split, {m: spread(base[split], m) for m in TABLE}) for split in TITLES]
+    cells += [(method, split, summary[method][split]) for method in summary for split in TITLES]
+    for method, split, values in cells:
+        lines.append(f"{method:{width}}  {split:8} " + "".join(f"{cell(values[name]):>17}" for name in TABLE))
+    return "\n".join(lines)
+
+
+def cell(value: dict) -> str:
+    """
+    >>> cell({"mean": 0.5, "low": 0.4, "high": 0.6}), cell({"mean": 0.5, "low": None, "high": None})
+    ('0.500 ± 0.100', '0.500        ')
+    """
+    half = " " * 8 if value["high"] is None else f" ± {value['high'] - value['mean']:.3f}"
+    return f"{value['mean']:.3f}{half}"
+
+
+def explain(rows: list[dict]) -> list[str]:
+    """One plain sentence for each method whose log shows a pattern that stops learning."""
+    sentences = []
+    for method in methods_of(rows):
+        logged = [row for row in rows if row["method"] == method and row["reward"] not in ("", None)]
+        for name, found, sentence in (
+            ("flat_groups", lambda v: v == 1, "every group was flat (all right or all wrong): there was nothing to learn"),
+            ("cut_answers", lambda v: v == 1, "every answer was cut before it ended: none of them could be right"),
+            ("entropy", lambda v: v < 0.05, "the policy's entropy is near 0: it hardly samples anything new"),
+        ):
+            steps = [int(row["step"]) for row in logged if row[name] not in ("", None) and found(float(row[name]))]
+            if steps:
+                sentences.append(f"{method}: by step {min(steps)}, {sentence}.")
+    return sentences
+
+
+def draw(path: Path, rows: list[dict], ceilings: dict) -> None:
+    """collapse.png: pass@1 and effective modes against steps, trained and held-out prompts, a colour a method."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7), sharex=True, sharey="row", layout="constrained")
+    for row, (measure, label) in enumerate((("pass@1", "pass@1 (probability)"), ("effective_modes", "effective modes"))):
+        for column, (split, title) in enumerate(TITLES.items()):
+            axis, ceiling = axes[row, column], ceilings[split][measure]
+            draw_curves(axis, rows, split, measure, ceiling)
+            axis.set(title=title if row == 0 else None, ylabel=label if column == 0 else None)
+            axis.set(ylim=(0, None), xlabel="training step" if row == 1 else None)
+            axis.grid(alpha=0.25)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def draw_curves(axis, rows: list[dict], split: str, measure: str, ceiling: float) -> None:
+    """One curve a method with its 95 % band over seeds, the reference's level and the ceiling."""
+    for i, method in enumerate(methods_of(rows)):
+        steps = at_step(rows, method, split)
+        values = [spread(group, measure) for group in steps.values()]
+        means = [value["mean"] for value in values]
+        colour, style = COLOURS[i % len(COLOURS)], "-" if i < len(COLOURS) else "--"
+        axis.plot(list(steps), means, color=colour, linestyle=style, linewidth=2, label=method)
+        low = [max(value["mean"] if value["low"] is None else value["low"], 0) for value in values]
+        high = [min(value["mean"] if value["high"] is None else value["high"], ceiling) for value in values]
+        axis.fill_between(list(steps), low, high, color=colour, alpha=0.15, linewidth=0)
+    base = spread(at_step(rows, methods_of(rows)[0], split)[0], measure)["mean"]
+    axis.axhline(base, color="grey", linestyle=":", label="reference")
+    axis.axhline(ceiling, color="grey", linestyle="-.", label="ceiling")
+
+
+def main(folders: list[str]) -> int:
+    for folder in map(Path, folders):
+        with open(folder / "metrics.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        ceilings = json.loads((folder / "config.json").read_text())["ceilings"]
+        draw(folder / "collapse.png", rows, ceilings)
+        print(table(summarise(rows), rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
