@@ -40,7 +40,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from toy_tasks import STOP, TASKS, Task
+from toy_tasks import PAD, STOP, TASKS, Task
 from toy_tasks.exact import Listing, encode_prompts, finite_batch_optimum, mode_measures
 from toy_tasks.measures import pass_at_k
 
@@ -191,10 +191,9 @@ class Settings:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary positions: turn pair i of each head by its angle. x (B, H, T, D/H), angles (B, 1, T, D/H/2)."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: turn each pair of a head's numbers by its angle. x (..., T, D/H); cos, sin (..., T, D/H/2)."""
     first, second = x.chunk(2, -1)
-    cos, sin = angles.cos(), angles.sin()
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
@@ -211,34 +210,34 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x: Tensor, angles: Tensor, allowed: Tensor, past: tuple[Tensor, Tensor] | None):
-        """x (B, T, D) -> the same shape, and this layer's keys and values (B, H, S+T, D/H), `past` included."""
-        B, T, D = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(B, T, 3, self.heads, D // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, T, D/H)
-        q, k = rotate(q, angles), rotate(k, angles)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, allowed: Tensor, past: tuple[Tensor, Tensor] | None):
+        """x (Q, T, D) -> the same shape, and this layer's keys and values (Q, H, S+T, D/H), `past` included."""
+        Q, T, D = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(Q, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
+        (q, k), v = rotate(qkv[:2], cos, sin), qkv[2]  # each (Q, H, T, D/H)
         if past is not None:
             k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)  # (B, H, T, D/H)
-        x = x + self.attention_out(mixed.transpose(1, 2).reshape(B, T, D))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)  # (Q, H, T, D/H)
+        x = x + self.attention_out(mixed.transpose(1, 2).reshape(Q, T, D))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up), (k, v)
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens read so far, and which of them are text (not left padding)."""
+    """Keys and values of what was read. A prompt is the trunk of a tree, its G completions are the branches."""
 
-    layers: list[tuple[Tensor, Tensor]]  # per layer, each (B, H, S, D/H)
-    real: Tensor  # (B, S) bool
+    layers: list[tuple[Tensor, Tensor]]  # per layer, each (Q, H, S, D/H)
+    real: Tensor  # (Q, S) bool: text, not left padding
+    branch: Tensor  # (S,) int: TRUNK, or the completion that the token belongs to
 
-    def repeat(self, times: int) -> "Cache":
-        """Every row `times` times, neighbours together: a prompt read once serves its G completions."""
-        layers = [tuple(kv.repeat_interleave(times, 0) for kv in layer) for layer in self.layers]
-        return Cache(layers, self.real.repeat_interleave(times, 0))
+
+TRUNK = -1
 
 
 class Policy(nn.Module):
     """A decoder-only transformer; about 100k parameters at the default size.
+
+    The loop asks a policy for three things: `start`, `step` and `completion_logits`.
 
     >>> policy = Policy(vocab_size=14, generator=torch.Generator().manual_seed(0))
     >>> policy(torch.tensor([[3, 4, 13]])).shape
@@ -257,39 +256,67 @@ class Policy(nn.Module):
             for weight in (p for p in self.parameters() if p.ndim == 2):
                 weight.normal_(0, weight.shape[1] ** -0.5, generator=generator)
 
-    def extend(self, tokens: Tensor, cache: Cache | None = None, real: Tensor | None = None) -> tuple[Tensor, Cache]:
-        """Read more tokens after those in the cache. tokens (B, T), real (B, T) -> logits (B, T, V), cache of S+T.
+    def extend(
+        self, tokens: Tensor, branch: Tensor, real: Tensor | None = None, cache: Cache | None = None
+    ) -> tuple[Tensor, Cache]:
+        """Read more tokens. tokens (Q, T), branch (T,), real (Q, T) -> logits (Q, T, V), a cache of S+T tokens.
 
-        Positions count real tokens only, so a text has the same logits with and without left padding.
+        A token sees itself and what is real and earlier, on the trunk or on its own branch. Its position is the number
+        of tokens it sees before it, so neither left padding nor the neighbours change a text's logits.
         """
-        B, T = tokens.shape
         real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
-        real = real if cache is None else torch.cat((cache.real, real), 1)  # (B, S+T)
-        position = (real.cumsum(1) - 1)[:, -T:]  # (B, T)
-        angles = (position[:, None, :, None] * self.frequencies).float()  # (B, 1, T, D/H/2)
-        offset = real.shape[1] - T
-        ones = torch.ones(T, real.shape[1], dtype=torch.bool, device=tokens.device)
-        itself = ones.tril(offset).triu(offset)  # padding may look at itself: a row with nothing to look at is NaN
-        allowed = (ones.tril(offset) & real[:, None, :] | itself)[:, None]  # (B, 1, T, S+T)
-        x = self.embedding(tokens)  # (B, T, D)
-        layers = []
+        if cache is not None:
+            real, branch = torch.cat((cache.real, real), 1), torch.cat((cache.branch, branch))
+        T, offset = tokens.shape[1], real.shape[1] - tokens.shape[1]
+        own = branch[offset:, None]  # (T, 1)
+        order = torch.ones(T, offset + T, dtype=torch.bool, device=tokens.device)
+        earlier = order.tril(offset - 1) & ((branch == TRUNK) | (branch == own))  # (T, S+T)
+        allowed = earlier & real[:, None] | order.tril(offset).triu(offset)  # (Q, T, S+T)
+        position = allowed.sum(-1) - 1  # (Q, T)
+        angles = position[:, None, :, None] * self.frequencies  # (Q, 1, T, D/H/2)
+        cos, sin = angles.cos(), angles.sin()
+        x, layers = self.embedding(tokens), []  # (Q, T, D)
         for i, block in enumerate(self.blocks):
-            x, keys_values = block(x, angles, allowed, None if cache is None else cache.layers[i])
+            x, keys_values = block(x, cos, sin, allowed[:, None], None if cache is None else cache.layers[i])
             layers.append(keys_values)
-        return self.head(self.norm(x)), Cache(layers, real)
+        return self.head(self.norm(x)), Cache(layers, real, branch)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Left-padded tokens (B, T) -> logits (B, T, V). Only *leading* padding is hidden."""
-        return self.extend(tokens, real=leading_padding_hidden(tokens))[0]
+        """Left-padded texts (Q, T) -> logits (Q, T, V)."""
+        return self.extend(tokens, torch.full_like(tokens[0], TRUNK), real=text_mask(tokens))[0]
+
+    def start(self, prompts: Tensor, group_size: int) -> tuple[Tensor, Cache]:
+        """Read left-padded prompts (Q, P) once -> logits (Q, G, V) of the first token of G completions, and a cache."""
+        logits, cache = self.extend(prompts, torch.full_like(prompts[0], TRUNK), real=text_mask(prompts))
+        return logits[:, -1:].expand(-1, group_size, -1), cache
+
+    def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Read one more token (Q, G) of each completion -> logits (Q, G, V) of the next, and the longer cache."""
+        return self.extend(tokens, torch.arange(tokens.shape[1], device=tokens.device), cache=cache)
+
+    def completion_logits(self, prompts: Tensor, completions: Tensor) -> Tensor:
+        """The logits (Q, G, T, V) that each token of completions (Q, G, T) was drawn from; prompts (Q, P).
+
+        One pass reads each prompt once for its G completions, forward and backward. Differentiable.
+        """
+        Q, G, T = completions.shape
+        read = completions[..., :-1].transpose(1, 2).reshape(Q, (T - 1) * G)  # token by token, branches side by side
+        trunk = torch.full_like(prompts[0], TRUNK)
+        branch = torch.cat((trunk, torch.arange(G, device=trunk.device).repeat(T - 1)))
+        real = torch.cat((text_mask(prompts), torch.ones_like(read, dtype=torch.bool)), 1)
+        logits, _ = self.extend(torch.cat((prompts, read), 1), branch, real)  # (Q, P + (T-1) G, V)
+        prompt_end = prompts.shape[1]
+        first = logits[:, prompt_end - 1, None, None].expand(-1, G, -1, -1)  # (Q, G, 1, V)
+        return torch.cat((first, logits[:, prompt_end:].view(Q, T - 1, G, -1).transpose(1, 2)), 2)
 
 
-def leading_padding_hidden(tokens: Tensor) -> Tensor:
-    """(B, T) bool: False on the padding before the first real token, True from there on.
+def text_mask(tokens: Tensor) -> Tensor:
+    """(Q, T) bool: False on the padding before the first real token, True from there on, whatever comes.
 
-    >>> leading_padding_hidden(torch.tensor([[0, 0, 5, 0, 7]]))
+    >>> text_mask(torch.tensor([[0, 0, 5, 0, 7]]))
     tensor([[False, False,  True,  True,  True]])
     """
-    return (tokens != 0).cumsum(1) > 0
+    return (tokens != PAD).cumsum(1) > 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -322,50 +349,35 @@ def rollout(
     memory: Policy | None = None,
     mu: float = 0.0,
 ) -> Rollout:
-    """Draw G completions for each of the left-padded prompts (Q, P), from softmax((policy - mu * memory) / temperature).
+    """Draw G completions for each of the prompts (Q, P), from softmax((policy - mu * memory) / temperature).
 
     >>> g = torch.Generator().manual_seed(0)
     >>> batch = rollout(Policy(14, g), torch.tensor([[3, 4, 13]]), group_size=2, max_new_tokens=5, generator=g)
     >>> batch.completions.shape, bool((batch.logprobs <= 0).all())
     (torch.Size([1, 2, 5]), True)
     """
-    Q, N = len(prompts), len(prompts) * group_size
-    models = [policy] if memory is None else [policy, memory]
-    read = [model.extend(prompts, real=leading_padding_hidden(prompts)) for model in models]
-    logits = [out[:, -1].repeat_interleave(group_size, 0) for out, _ in read]  # each (N, V)
-    caches = [cache.repeat(group_size) for _, cache in read]
-    completions = torch.zeros(N, max_new_tokens, dtype=torch.long, device=prompts.device)
-    mask = torch.zeros_like(completions, dtype=torch.bool)
-    scores = torch.zeros(2, N, max_new_tokens, device=prompts.device)  # policy's, sampler's
-    going = torch.ones(N, dtype=torch.bool, device=prompts.device)
+    shape = (len(prompts), group_size, max_new_tokens)
+    completions = torch.full(shape, PAD, device=prompts.device)
+    mask = torch.zeros(shape, dtype=torch.bool, device=prompts.device)
+    logprobs, sampler_logprobs = torch.zeros(2, *shape, device=prompts.device)
+    going = torch.ones(shape[:2], dtype=torch.bool, device=prompts.device)
+    logits, cache = policy.start(prompts, group_size)  # (Q, G, V)
+    memory_logits, memory_cache = memory.start(prompts, group_size) if memory else (None, None)
     for t in range(max_new_tokens):
-        drawn_from = logits[0] if memory is None else calibrated_logits(*logits, mu)
-        pair = torch.stack((logits[0], drawn_from)).div(temperature).log_softmax(-1)  # (2, N, V)
-        token = torch.multinomial(pair[1].exp(), 1, generator=generator)  # (N, 1)
-        mask[:, t] = going
-        completions[:, t] = token[:, 0] * going
-        scores[:, :, t] = pair.gather(-1, token.expand(2, N, 1))[:, :, 0] * going
-        going = going & (token[:, 0] != STOP)
+        own = (logits / temperature).log_softmax(-1)
+        drawn_from = (calibrated_logits(logits, memory_logits, mu) / temperature).log_softmax(-1) if memory else own
+        token = torch.multinomial(drawn_from.exp().flatten(0, 1), 1, generator=generator).view(shape[:2])
+        mask[..., t] = going
+        completions[..., t] = torch.where(going, token, PAD)
+        logprobs[..., t] = own.gather(-1, token[..., None])[..., 0] * going
+        sampler_logprobs[..., t] = drawn_from.gather(-1, token[..., None])[..., 0] * going
+        going = going & (token != STOP)
         if t + 1 == max_new_tokens or not going.any():
             break
-        logits, caches = zip(*(m.extend(token, c) for m, c in zip(models, caches, strict=True)), strict=True)
-        logits = [out[:, -1] for out in logits]
-    shape = (Q, group_size, max_new_tokens)
-    return Rollout(prompts, completions.view(shape), mask.view(shape), scores[0].view(shape), scores[1].view(shape))
-
-
-def completion_logits(policy: Policy, prompts: Tensor, completions: Tensor) -> Tensor:
-    """Logits (N, T, V) that each completion token was drawn from; prompts (Q, P), completions (Q, G, T).
-
-    The prompt is read once per group, in the forward and in the backward pass. Differentiable.
-    """
-    Q, G, T = completions.shape
-    first, cache = policy.extend(prompts, real=leading_padding_hidden(prompts))
-    first = first[:, -1:].repeat_interleave(G, 0)  # (N, 1, V)
-    if T == 1:
-        return first
-    later, _ = policy.extend(completions.flatten(0, 1)[:, :-1], cache.repeat(G))
-    return torch.cat((first, later), 1)
+        logits, cache = policy.step(token, cache)
+        if memory:
+            memory_logits, memory_cache = memory.step(token, memory_cache)
+    return Rollout(prompts, completions, mask, logprobs, sampler_logprobs)
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -696,14 +708,16 @@ def pretrain_reference(task: Task, shape: Shape) -> Policy:
     policy = Policy(task.vocab_size, generator, shape.layers, shape.width, shape.heads)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=task.pretraining_steps)
+    Q = min(len(task.prompts), 32)
+    G = 256 // Q
     for _ in range(task.pretraining_steps):
-        prompts = rng.choices(task.prompts, k=256)
-        texts = [task.encode(task.sample(prompt, rng)) + [STOP] for prompt in prompts]
-        longest = max(map(len, texts))
-        completions = torch.tensor([[text + [0] * (longest - len(text))] for text in texts])  # (256, 1, T)
-        mask = torch.tensor([[i < len(text) for i in range(longest)] for text in texts])
-        logits = completion_logits(policy, encode_prompts(task, prompts), completions)
-        loss = memory_loss(token_logprobs(logits, completions[:, 0]), mask, keep=torch.ones(256, dtype=torch.bool))
+        prompts = rng.sample(task.prompts, Q)
+        texts = [task.encode(task.sample(prompt, rng)) + [STOP] for prompt in prompts for _ in range(G)]
+        T = max(map(len, texts))
+        completions = torch.tensor([text + [PAD] * (T - len(text)) for text in texts])  # (N, T)
+        mask = torch.tensor([[t < len(text) for t in range(T)] for text in texts])
+        logits = policy.completion_logits(encode_prompts(task, prompts), completions.view(Q, G, T)).flatten(0, 1)
+        loss = memory_loss(token_logprobs(logits, completions), mask, keep=mask.any(-1))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -947,8 +961,8 @@ def score_reference(run: Run, batch: Rollout) -> Tensor | None:
     """log-probabilities (Q, G, T) of a batch under the reference; None where no KL term asks for them."""
     if not run.update.beta:
         return None
-    logits = completion_logits(run.reference, batch.prompts, batch.completions) / run.temperature
-    return token_logprobs(logits, batch.completions.flatten(0, 1)).view_as(batch.logprobs)
+    logits = run.reference.completion_logits(batch.prompts, batch.completions) / run.temperature
+    return token_logprobs(logits, batch.completions)
 
 
 def kl_penalty(run: Run, batch: Rollout, reference_logprobs: Tensor | None) -> Tensor:
@@ -994,7 +1008,7 @@ def batch_loss(
     completions, mask, old, weights, share = (
         tensor.flatten(0, 1) for tensor in (batch.completions, batch.mask, batch.logprobs, weights, share)
     )  # each (N, T)
-    logits = completion_logits(run.policy, batch.prompts, batch.completions) / run.temperature  # (N, T, V)
+    logits = run.policy.completion_logits(batch.prompts, batch.completions).flatten(0, 1) / run.temperature  # (N, T, V)
     logprobs = token_logprobs(logits, completions)
     loss = policy_loss(logprobs, old, advantages, mask, u.clip_low, u.clip_high, ratio=u.ratio, weights=weights)
     spread = entropy(logits)  # (N, T)
@@ -1013,9 +1027,8 @@ def train_memory(run: Run, batch: Rollout, rewards: Tensor) -> None:
     keep = torch.ones_like(rewards, dtype=torch.bool) if run.settings.calibration.memory_data == "all" else rewards > 0
     if not keep.any():
         return
-    logprobs = token_logprobs(
-        completion_logits(run.memory, batch.prompts, batch.completions), batch.completions.flatten(0, 1)
-    )
+    logits = run.memory.completion_logits(batch.prompts, batch.completions)  # (Q, G, T, V)
+    logprobs = token_logprobs(logits, batch.completions).flatten(0, 1)
     loss = memory_loss(logprobs, batch.mask.flatten(0, 1), keep.flatten())
     run.memory_optimizer.zero_grad()
     loss.backward()
