@@ -69,7 +69,7 @@ class Experiment:
     """Runs per method; intervals are over these."""
     first_seed: int = 0
     """The seeds are first_seed, first_seed + 1, ..."""
-    steps: int = 200
+    steps: int = 120
     """Batches sampled in a run; equal steps are equal numbers of sampled completions, for every method."""
     evaluate_every: int = 10
     """Steps between two exact evaluations, each a row of metrics.csv and a checkpoint."""
@@ -155,7 +155,7 @@ class Calibration:
     """Layers of a fresh memory network."""
     memory_width: int = 32
     """Width of a fresh memory network."""
-    memory_learning_rate: float = 1e-3
+    memory_learning_rate: float = 3e-3
     """AdamW's step size for the memory network."""
     importance: Literal["none", "exact", "clipped"] = "none"
     """With DLC the sampler is not the policy. none: take no notice (the paper's ordinary update); exact: weight each

@@ -234,11 +234,11 @@ def test_samples_are_right_about_half_of_the_time(task, samples):
 
 @EVERY_TASK
 def test_samples_hold_every_mode_unevenly(task, samples):
-    """The reference knows every mode (at least 0.4 % of the data) and has favourites (twice the rarest)."""
+    """The reference knows every mode (at least 0.4 % of the data) and has favourites (half as much again as the rarest)."""
     for prompt, drawn in samples[task.name].items():
         counts = [drawn.count(mode) for mode in task.modes(prompt)]
         assert min(counts) >= 8, prompt
-        assert max(counts) >= 2 * min(counts), prompt
+        assert max(counts) >= 1.5 * min(counts), prompt
 
 
 @EVERY_TASK

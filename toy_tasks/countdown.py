@@ -112,7 +112,7 @@ class Countdown(Task):
     name = "countdown"
     characters = "0123456789+-*:="
     max_new_tokens = 7  # "2*3+5." and one more
-    pretraining_steps = 500
+    pretraining_steps = 400
     train = tuple(prompt for i, prompt in enumerate(PROMPTS) if i % 3 != 1)
     heldout = tuple(PROMPTS[1::3])
     right, skew = 0.4, 0.7  # share of right answers in the pretraining data, and how uneven its modes are

@@ -17,6 +17,8 @@ from numpy.typing import ArrayLike
 
 SLACK = 1e-6  # how far rounding may carry a sum of probabilities above 1
 
+MOST_VOTES = 256  # the exact vote takes a time that grows with k^3, and probabilities that underflow far above this
+
 # --- input checks ---------------------------------------------------------------------------------------------------
 
 
@@ -217,12 +219,11 @@ def support(mode_probs: ArrayLike, reference_probs: ArrayLike, threshold: float 
 # --- the vote -------------------------------------------------------------------------------------------------------
 
 
-def _truncated_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Product of polynomials by their coefficients, left (..., k+1) and right (..., up to k+1); no power above k."""
-    product = np.zeros_like(left)
-    for power in range(right.shape[-1]):
-        product[..., power:] += right[..., power, None] * left[..., : left.shape[-1] - power]
-    return product
+def _times(polynomial: np.ndarray) -> np.ndarray:
+    """The matrix (..., k+1, k+1) that multiplies a row of coefficients by `polynomial` (..., k+1), no power above k."""
+    power = np.arange(polynomial.shape[-1])
+    shift = power - power[:, None]
+    return np.where(shift >= 0, polynomial[..., shift], 0.0)
 
 
 def _vote(votes: np.ndarray, correct: np.ndarray, total: float) -> float:
@@ -231,22 +232,21 @@ def _vote(votes: np.ndarray, correct: np.ndarray, total: float) -> float:
     The answers count as independent and are then held to k votes together, an event of probability `total`.
     If a wins with c votes, every other answer has fewer, or exactly c: sum_{j<c} v_j x^j + y v_c x^c. The coefficient
     of x^k in the product is a polynomial in y whose power t counts the ties, and a wins 1/(t+1) of those:
-    1/(t+1) is the integral of y^t over [0, 1], which k//2 + 1 Gauss-Legendre nodes give exactly.
+    1/(t+1) is the integral of y^t over [0, 1], exact with enough Gauss-Legendre nodes (t < k / c).
     """
-    k, winners = votes.shape[1] - 1, np.flatnonzero(correct)
-    nodes, weights = np.polynomial.legendre.leggauss(k // 2 + 1)
-    y, dy = (nodes + 1) / 2, weights / 2
+    answers, k, winners = len(votes), votes.shape[1] - 1, np.flatnonzero(correct)
     won = 0.0
-    for c in range(1, k + 1):
-        wins = np.where(np.arange(k + 1) == c, votes, 0.0)  # (A, k+1): exactly c votes
-        loses = np.where(np.arange(k + 1) < c, votes, 0.0)  # (A, k+1): fewer
-        product = np.zeros((len(winners), len(y), k + 1))
+    for c in range(math.ceil(k / max(answers, 1)), k + 1):  # fewer than k / A votes never win
+        nodes, weights = np.polynomial.legendre.leggauss(k // c // 2 + 1)
+        y, dy = (nodes[:, None] + 1) / 2, weights / 2
+        wins, loses = votes * (np.arange(k + 1) == c), votes * (np.arange(k + 1) < c)  # (A, k+1): c votes, fewer
+        product = np.zeros((len(y), len(winners), k + 1))
         product[..., 0] = 1.0
-        for a in range(len(votes)):
-            factor = np.broadcast_to(loses[a] + y[:, None] * wins[a], product.shape).copy()
-            factor[winners == a] = wins[a]
-            product = _truncated_product(product, factor[..., : c + 1])
-        won += float((product[..., k] @ dy).sum())
+        for a in range(answers):
+            as_winner = product[:, winners == a] @ _times(wins[a])
+            product = product @ _times(loses[a] + y * wins[a])
+            product[:, winners == a] = as_winner
+        won += float(dy @ product[..., k].sum(-1))
     return min(won / total, 1.0)
 
 
@@ -262,7 +262,7 @@ def maj_at_k(weights: ArrayLike, correct: ArrayLike, k: int) -> float:
     """Chance that the most frequent of k independent answers is right, ties broken evenly. Exact. In [0, 1].
 
     weights (A,): probability of each distinct answer; correct (A,): is it right? Answers, not strings: merge all
-    completions that state the same result. Raises ValueError unless the weights sum to 1 (within 1e-6) and 1 <= k <= 500.
+    completions that state the same result. Raises ValueError unless the weights sum to 1 (within 1e-6) and 1 <= k <= 256.
 
     >>> round(maj_at_k([0.5, 0.3, 0.2], [True, False, False], k=1), 6)
     0.5
@@ -272,8 +272,8 @@ def maj_at_k(weights: ArrayLike, correct: ArrayLike, k: int) -> float:
     weights, k = _modes("weights", weights), _whole("k", k, 1)
     if weights.ndim != 1 or abs(weights.sum() - 1) > SLACK:
         raise ValueError(f"weights must be one row that sums to 1, got shape {weights.shape}, sum {weights.sum()}")
-    if k > 500:
-        raise ValueError(f"maj@{k}: k must not exceed 500")
+    if k > MOST_VOTES:
+        raise ValueError(f"maj@{k}: k must not exceed {MOST_VOTES}")
     correct = _votable(correct, len(weights))
     # Independent Poisson counts of mean k * weight, held to k in all, are the k votes (and do not overflow).
     mean = k * weights / weights.sum()
@@ -286,15 +286,15 @@ def maj_at_k_from_counts(counts: Sequence[int], correct: ArrayLike, k: int) -> f
     """The same over all sets of k out of n answers that were really drawn: unbiased, as pass_at_k is. In [0, 1].
 
     counts (A,): how often each distinct answer came; n is their sum, at most 1,000. correct (A,): is it right?
-    Raises ValueError for negative or broken counts, and unless 1 <= k <= n.
+    Raises ValueError for negative or broken counts, and unless 1 <= k <= n and k <= 256.
 
     >>> [round(maj_at_k_from_counts([2, 1], [True, False], k), 6) for k in (1, 3)]
     [0.666667, 1.0]
     """
     counts, k = [_whole("a count", count, 0) for count in counts], _whole("k", k, 1)
     n, correct = sum(counts), _votable(correct, len(counts))
-    if k > n or n > 1000:
-        raise ValueError(f"maj@{k} from {n} answers: k must not exceed n, and n must not exceed 1000")
+    if k > min(n, MOST_VOTES) or n > 1000:
+        raise ValueError(f"maj@{k} from {n} answers: k must not exceed n nor {MOST_VOTES}, n must not exceed 1000")
     # Keep each of the n answers with chance k / n: held to k in all, that is an even choice among all k-subsets.
     keep = k / n
 

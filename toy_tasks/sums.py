@@ -11,7 +11,7 @@ class Sums(Task):
     name = "sums"
     characters = "0123456789+="
     max_new_tokens = 5  # "5+7." and one more
-    pretraining_steps = 300
+    pretraining_steps = 200
     targets = range(2, 17)
     train = tuple(f"{t}=" for t in targets if t % 3 != 1)
     heldout = tuple(f"{t}=" for t in targets if t % 3 == 1)
