@@ -15,25 +15,10 @@ padded), S tokens already in a cache, T new tokens, V vocabulary, M listed modes
 
 import copy
 import dataclasses
-import hashlib
-import inspect
-import json
 import math
-import multiprocessing
-import multiprocessing.sharedctypes
-import multiprocessing.synchronize
-import os
-import pickle
-import platform
 import random
-import signal
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor, wait
-from contextlib import redirect_stderr
 from dataclasses import dataclass, field
-from io import StringIO
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -61,117 +46,87 @@ class UserError(ValueError):
 class Experiment:
     """What is compared. One run is one method and one seed."""
 
-    task: str = "sums"
-    """Toy world: sums or countdown."""
+    task: str = "sums"  # Toy world: sums or countdown.
+    # Estimators (grpo, dr_grpo, dapo, rloo, reinforce++, f_grpo, unlikeliness), each with +iac, +dlc or +iac+dlc.
     methods: tuple[str, ...] = ("grpo", "grpo+iac", "grpo+dlc", "grpo+iac+dlc")
-    """Estimators (grpo, dr_grpo, dapo, rloo, reinforce++, f_grpo, unlikeliness), each with +iac, +dlc or +iac+dlc."""
-    seeds: int = 3
-    """Runs per method; intervals are over these."""
-    first_seed: int = 0
-    """The seeds are first_seed, first_seed + 1, ..."""
+    seeds: int = 3  # Runs per method; intervals are over these.
+    first_seed: int = 0  # The seeds are first_seed, first_seed + 1, ...
+    # Batches sampled in a run; equal steps are equal numbers of sampled completions, for every method.
     steps: int = 120
-    """Batches sampled in a run; equal steps are equal numbers of sampled completions, for every method."""
-    evaluate_every: int = 10
-    """Steps between two exact evaluations, each a row of metrics.csv and a checkpoint."""
-    policy: str = "toy"
-    """toy: the small transformer of this file."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """auto takes CUDA where there is one, else the processor."""
+    evaluate_every: int = 10  # Steps between two exact evaluations, each a row of metrics.csv and a checkpoint.
+    policy: str = "toy"  # toy: the small transformer of this file.
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto takes CUDA where there is one, else the processor.
+    # Processes side by side, one thread each; 0 means one per core, and one on a GPU. The numbers do not change.
     jobs: int = 0
-    """Processes side by side, one thread each; 0 means one per core, and one on a GPU. The numbers do not change."""
 
 
 @dataclass(frozen=True)
 class Files:
     """Where results go."""
 
-    out: str = ""
-    """New folder for the results; runs/TASK-DATE-TIME if not given."""
-    resume: str = ""
-    """Folder of a stopped run to go on with; only --steps, --jobs and --device may differ from it."""
+    out: str = ""  # New folder for the results; runs/TASK-DATE-TIME if not given.
+    resume: str = ""  # Folder of a stopped run to go on with; only --steps, --jobs and --device may differ from it.
 
 
 @dataclass(frozen=True)
 class Sampling:
     """The batch of one step."""
 
-    prompts: int = 16
-    """Prompts a step (Q); all training prompts if there are fewer."""
-    group_size: int = 8
-    """Completions per prompt (G)."""
-    temperature: float = 1.0
-    """Divides the logits when sampling, when scoring and when evaluating."""
+    prompts: int = 16  # Prompts a step (Q); all training prompts if there are fewer.
+    group_size: int = 8  # Completions per prompt (G).
+    temperature: float = 1.0  # Divides the logits when sampling, when scoring and when evaluating.
 
 
 @dataclass(frozen=True)
 class Update:
     """The policy's gradient step."""
 
-    learning_rate: float = 3e-4
-    """AdamW's step size, constant, no weight decay."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm."""
-    epochs: int = 1
-    """Optimiser steps on one batch; from the second on the ratio differs from 1 and clipping binds."""
-    micro_batches: int = 1
-    """Parts that a batch is pushed through in, to save memory; the gradient is the same."""
+    learning_rate: float = 3e-4  # AdamW's step size, constant, no weight decay.
+    max_grad_norm: float = 1.0  # The gradient is scaled down to this norm.
+    epochs: int = 1  # Optimiser steps on one batch; from the second on the ratio differs from 1 and clipping binds.
+    micro_batches: int = 1  # Parts that a batch is pushed through in, to save memory; the gradient is the same.
+    # Mean over each completion's tokens, over all tokens, or a sum over a constant; estimator: as its paper has it.
     aggregate: Literal["estimator", "sequence", "token", "constant"] = "estimator"
-    """Mean over each completion's tokens, over all tokens, or a sum over a constant; estimator: as its paper has it."""
+    # Ratios below 1 - clip_low stop pulling; as the estimator's paper has it if not given.
     clip_low: float | None = None
-    """Ratios below 1 - clip_low stop pulling; as the estimator's paper has it if not given."""
+    # Ratios above 1 + clip_high stop pulling; as the estimator's paper has it if not given.
     clip_high: float | None = None
-    """Ratios above 1 + clip_high stop pulling; as the estimator's paper has it if not given."""
+    # Importance ratio of each token, or the geometric mean over the completion (GSPO).
     ratio: Literal["token", "sequence"] = "token"
-    """Importance ratio of each token, or the geometric mean over the completion (GSPO)."""
+    # Weight of the KL divergence to the reference; above 0 flat groups move the policy too, towards the reference.
     beta: float = 0.0
-    """Weight of the KL divergence to the reference; above 0 flat groups move the policy too, towards the reference."""
+    # Estimator of that divergence; k1 only works in the reward, since its expected gradient as a loss is 0.
     kl_kind: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of that divergence; k1 only works in the reward, since its expected gradient as a loss is 0."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL term enters."""
-    entropy_bonus: float = 0.0
-    """Weight of the policy's entropy per token in the objective."""
-    f_grpo_gamma: float = 1.0
-    """f_grpo multiplies all advantages by (1 - |S+|/G)^gamma."""
-    unlikeliness_beta: float = 0.25
-    """unlikeliness takes up to this share off the reward of likely completions."""
+    kl_in: Literal["loss", "reward"] = "loss"  # Where the KL term enters.
+    entropy_bonus: float = 0.0  # Weight of the policy's entropy per token in the objective.
+    f_grpo_gamma: float = 1.0  # f_grpo multiplies all advantages by (1 - |S+|/G)^gamma.
+    unlikeliness_beta: float = 0.25  # unlikeliness takes up to this share off the reward of likely completions.
 
 
 @dataclass(frozen=True)
 class Calibration:
     """IAC and DLC. What the paper leaves open is an option here, and its default is our choice."""
 
-    alpha: float = 1.0
-    """IAC multiplies positive advantages by (G - |S+|)^alpha."""
-    iac_divide: bool = False
-    """IAC multiplies by ((G - |S+|) / G)^alpha instead."""
-    mu: float = 0.5
-    """DLC samples from softmax(policy logits - mu * memory logits)."""
-    memory_data: Literal["correct", "all"] = "correct"
-    """Completions that the memory network learns."""
-    memory_start: Literal["fresh", "reference"] = "fresh"
-    """A new small network, or a copy of the reference policy."""
-    memory_layers: int = 1
-    """Layers of a fresh memory network."""
-    memory_width: int = 32
-    """Width of a fresh memory network."""
-    memory_learning_rate: float = 3e-3
-    """AdamW's step size for the memory network."""
+    alpha: float = 1.0  # IAC multiplies positive advantages by (G - |S+|)^alpha.
+    iac_divide: bool = False  # IAC multiplies by ((G - |S+|) / G)^alpha instead.
+    mu: float = 0.5  # DLC samples from softmax(policy logits - mu * memory logits).
+    memory_data: Literal["correct", "all"] = "correct"  # Completions that the memory network learns.
+    memory_start: Literal["fresh", "reference"] = "fresh"  # A new small network, or a copy of the reference policy.
+    memory_layers: int = 1  # Layers of a fresh memory network.
+    memory_width: int = 32  # Width of a fresh memory network.
+    memory_learning_rate: float = 3e-3  # AdamW's step size for the memory network.
+    # With DLC the sampler is not the policy. none: take no notice (the paper's ordinary update); exact: weight each
+    # completion by policy / sampler; clipped: the clipped ratio is policy / sampler, token by token.
     importance: Literal["none", "exact", "clipped"] = "none"
-    """With DLC the sampler is not the policy. none: take no notice (the paper's ordinary update); exact: weight each
-    completion by policy / sampler; clipped: the clipped ratio is policy / sampler, token by token."""
 
 
 @dataclass(frozen=True)
 class Shape:
     """Size of the toy policy."""
 
-    layers: int = 2
-    """Transformer blocks."""
-    width: int = 64
-    """Size of the residual stream (D)."""
-    heads: int = 4
-    """Attention heads (H), in the policy and in a fresh memory network."""
+    layers: int = 2  # Transformer blocks.
+    width: int = 64  # Size of the residual stream (D).
+    heads: int = 4  # Attention heads (H), in the policy and in a fresh memory network.
 
 
 @dataclass(frozen=True)
@@ -340,15 +295,9 @@ class Rollout(NamedTuple):
 
 @torch.no_grad()
 def rollout(
-    policy: Policy,
-    prompts: Tensor,
-    group_size: int,
-    max_new_tokens: int,
-    generator: torch.Generator,
-    temperature: float = 1.0,
-    memory: Policy | None = None,
-    mu: float = 0.0,
-) -> Rollout:
+    policy: Policy, prompts: Tensor, group_size: int, max_new_tokens: int, generator: torch.Generator,
+    temperature: float = 1.0, memory: Policy | None = None, mu: float = 0.0
+) -> Rollout:  # fmt: skip
     """Draw G completions for each of the prompts (Q, P), from softmax((policy - mu * memory) / temperature).
 
     >>> g = torch.Generator().manual_seed(0)
@@ -473,7 +422,7 @@ def unlikeliness_rewards(rewards: Tensor, sequence_logprobs: Tensor, beta: float
     >>> unlikeliness_rewards(torch.tensor([[1.0, 1, 0, 1]]), torch.tensor([[-1.0, -9, -5, -3]]))
     tensor([[0.8125, 1.0000, 0.0000, 0.8750]])
     """
-    rank = sequence_logprobs.argsort(-1, stable=True).argsort(-1, stable=True)
+    rank = sequence_logprobs.argsort(dim=-1, stable=True).argsort(dim=-1)
     return rewards * (1 - beta * rank / rewards.shape[-1])
 
 
@@ -627,17 +576,10 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level
 
 
 def policy_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    aggregate: Literal["sequence", "token", "constant"] = "sequence",
-    constant: int | None = None,
-    ratio: Literal["token", "sequence"] = "token",
-    weights: Tensor | None = None,
-) -> Tensor:
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor,
+    clip_low: float = 0.2, clip_high: float = 0.2, aggregate: Literal["sequence", "token", "constant"] = "sequence",
+    constant: int | None = None, ratio: Literal["token", "sequence"] = "token", weights: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """PPO's clipped loss (1707.06347) as GRPO uses it; a scalar. advantages (Q, G) or (N,), the others (N, T).
 
     `weights` (N, T) replaces `aggregate` where this is one part of a larger batch. On the first update the ratio is 1,
@@ -645,7 +587,8 @@ def policy_loss(
 
     >>> logprobs = torch.tensor([[-1.0], [-1.0]], requires_grad=True)
     >>> loss = policy_loss(logprobs, logprobs.detach(), torch.tensor([[1.0, -1.0]]), torch.ones(2, 1))
-    >>> loss.backward(); loss.item(), logprobs.grad.tolist()
+    >>> loss.backward()
+    >>> abs(loss.item()), logprobs.grad.tolist()
     (0.0, [[-0.5], [0.5]])
     """
     if weights is None:
@@ -698,24 +641,24 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The reference: a policy that knows every mode and is right about half of the time.
+# Training: one run is one method and one seed. First the reference, then what changes in a run, then the loop.
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def pretrain_reference(task: Task, shape: Shape) -> Policy:
-    """Train a fresh policy on the task's pretraining data, always on the processor: the same on every device."""
+    """A fresh policy trained on the task's skewed, half-wrong data; always on the processor: the same on any device."""
     generator, rng = torch.Generator().manual_seed(0), random.Random(0)
     policy = Policy(task.vocab_size, generator, shape.layers, shape.width, shape.heads)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0)
+    optimizer = make_optimizer(policy, learning_rate=1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=task.pretraining_steps)
     Q = min(len(task.prompts), 32)
     G = 256 // Q
     for _ in range(task.pretraining_steps):
         prompts = rng.sample(task.prompts, Q)
-        texts = [task.encode(task.sample(prompt, rng)) + [STOP] for prompt in prompts for _ in range(G)]
+        texts = [[*task.encode(task.sample(prompt, rng)), STOP] for prompt in prompts for _ in range(G)]
         T = max(map(len, texts))
         completions = torch.tensor([text + [PAD] * (T - len(text)) for text in texts])  # (N, T)
-        mask = torch.tensor([[t < len(text) for t in range(T)] for text in texts])
+        mask = torch.tensor([[t < len(text) for t in range(T)] for text in texts])  # (N, T)
         logits = policy.completion_logits(encode_prompts(task, prompts), completions.view(Q, G, T)).flatten(0, 1)
         loss = memory_loss(token_logprobs(logits, completions), mask, keep=mask.any(-1))
         optimizer.zero_grad()
@@ -725,36 +668,8 @@ def pretrain_reference(task: Task, shape: Shape) -> Policy:
     return policy
 
 
-def load_reference(task: Task, shape: Shape) -> Policy:
-    """The reference from the cache, or pretrained now and put there under a name that hashes all that made it."""
-    source = [inspect.getsource(part) for part in (inspect.getmodule(type(task)), Block, Policy, pretrain_reference)]
-    recipe = json.dumps([source, dataclasses.asdict(shape), torch.__version__, platform.machine()])
-    name = f"reference-{task.name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.pt"
-    path = Path(os.environ.get("MINIRLVR_CACHE", Path(__file__).parent / ".cache")) / name
-    policy = Policy(task.vocab_size, torch.Generator(), shape.layers, shape.width, shape.heads)
-    try:
-        policy.load_state_dict(torch.load(path, weights_only=True))
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError):  # not there yet, or damaged: make it again
-        policy = pretrain_reference(task, shape)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(policy.state_dict(), path)
-    return policy
-
-
-def save(state: dict, path: Path) -> None:
-    """torch.save that never leaves half a file under the final name."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    torch.save(state, partial)
-    partial.replace(path)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Training: one run is one method and one seed.
-# ---------------------------------------------------------------------------------------------------------------------
-
-LOG = ("reward", "flat_groups", "cut_answers", "length", "loss", "grad_norm", "entropy", "first_ratio", "clip_fraction")
-LOG += ("kl", "memory_loss")  # README's glossary says what each means; "" where a run has none
-FORMAT, FORMAT_VERSION = "minirlvr checkpoint", 1
+def make_optimizer(policy: Policy, learning_rate: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.0, foreach=True)
 
 
 class Method(NamedTuple):
@@ -776,64 +691,7 @@ def parse_method(name: str) -> Method:
         estimator = name.removesuffix(ending)
         if estimator in ESTIMATORS and name == estimator + ending:
             return Method(name, estimator, "+iac" in ending, "+dlc" in ending)
-    choices = ", ".join(ESTIMATORS)
-    raise UserError(f"unknown method {name!r}: choose one of {choices}, with +iac, +dlc or +iac+dlc behind it")
-
-
-class Run:
-    """All that changes while one method trains with one seed; `state` and `restore` lose nothing of it."""
-
-    def __init__(self, settings: Settings, method: Method, seed: int, reference: Policy, device: str):
-        self.settings, self.method, self.seed, self.reference = settings, method, seed, reference.to(device)
-        self.task = TASKS[settings.experiment.task]()
-        self.update = resolve_update(settings.update, ESTIMATORS[method.estimator])
-        self.temperature = settings.sampling.temperature
-        self.prompts_a_step = min(settings.sampling.prompts, len(self.task.train))
-        self.policy = copy.deepcopy(self.reference)
-        self.optimizer = make_optimizer(self.policy, settings.update.learning_rate)
-        self.generator = torch.Generator(device).manual_seed(seed)
-        self.memory = self.make_memory(device) if method.dlc else None
-        self.memory_optimizer = self.memory and make_optimizer(self.memory, settings.calibration.memory_learning_rate)
-        self.listing = Listing(self.task, self.task.prompts)
-        self.reference_probs = self.mode_probs(self.reference)  # (Q, M)
-        self.step = 0
-        self.rows: list[dict] = []  # evaluations so far
-        self.window: dict[str, list[float]] = {name: [] for name in LOG}  # logged since the last evaluation
-        self.waiting: list[dict] = []  # DAPO: groups with a spread, sampled and not yet trained on
-
-    def make_memory(self, device: str) -> Policy:
-        c = self.settings.calibration
-        if c.memory_start == "reference":
-            return copy.deepcopy(self.reference)
-        generator, heads = torch.Generator().manual_seed(self.seed), self.settings.shape.heads
-        return Policy(self.task.vocab_size, generator, c.memory_layers, c.memory_width, heads).to(device)
-
-    @torch.no_grad()
-    def mode_probs(self, policy: Policy):
-        """Exact probability of every listed mode, as a NumPy array (Q, M)."""
-        return self.listing.log_probs(policy, self.temperature).exp().numpy()
-
-    def log(self, **values: float) -> None:
-        for name, value in values.items():
-            self.window[name].append(value)
-
-    def parts(self) -> dict:
-        """What torch can save by itself."""
-        parts = {"policy": self.policy, "optimizer": self.optimizer}
-        return parts | ({"memory": self.memory, "memory_optimizer": self.memory_optimizer} if self.memory else {})
-
-    def state(self) -> dict:
-        head = {"format": FORMAT, "version": FORMAT_VERSION, "method": self.method.name, "seed": self.seed}
-        body = {"step": self.step, "rows": self.rows, "window": self.window, "waiting": self.waiting}
-        parts = {name: part.state_dict() for name, part in self.parts().items()}
-        return head | body | parts | {"generator": self.generator.get_state()}
-
-    def restore(self, state: dict) -> None:
-        for name, part in self.parts().items():
-            part.load_state_dict(state[name])
-        self.generator.set_state(state["generator"].cpu())
-        self.step, self.rows, self.window = state["step"], state["rows"], state["window"]
-        self.waiting = state["waiting"]
+    raise UserError(f"unknown method {name!r}: choose from {', '.join(ESTIMATORS)}, each with +iac, +dlc or +iac+dlc")
 
 
 def resolve_update(update: Update, estimator: Estimator) -> Update:
@@ -847,63 +705,81 @@ def resolve_update(update: Update, estimator: Estimator) -> Update:
     return dataclasses.replace(update, **filled)
 
 
-def make_optimizer(policy: Policy, learning_rate: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.0, foreach=True)
+LOG = ("reward", "flat_groups", "cut_answers", "length", "loss", "grad_norm", "entropy", "first_ratio", "clip_fraction")
+LOG += ("kl", "memory_loss")  # README's glossary says what each means; "" where a run has none
 
 
-def load_checkpoint(path: Path) -> dict:
-    """A checkpoint as `Run.state` made it. Raises UserError for a file that is cut short, not ours or of another version.
+class Run:
+    """All that changes while one method trains with one seed; `state` and `restore` lose nothing of it."""
 
-    Tensors and plain values only (weights_only): a file from a stranger runs no code.
-    """
-    try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().split("\n")[0][:80]
-        raise UserError(f"checkpoint {path} cannot be read ({reason}); delete it to train that run again") from None
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise UserError(f"checkpoint {path} was not written by minirlvr; take it out of the folder")
-    if state.get("version") != FORMAT_VERSION:
-        ours = f"this is {FORMAT_VERSION}; use the minirlvr that wrote it"
-        raise UserError(f"checkpoint {path} has format version {state.get('version')!r}, {ours}")
-    return state
+    def __init__(self, settings: Settings, method: Method, seed: int, reference: Policy, device: str = "cpu"):
+        self.settings, self.method, self.seed, self.device = settings, method, seed, device
+        self.task = TASKS[settings.experiment.task]()
+        self.update = resolve_update(settings.update, ESTIMATORS[method.estimator])
+        self.temperature = settings.sampling.temperature
+        self.prompts_a_step = min(settings.sampling.prompts, len(self.task.train))
+        self.reference = copy.deepcopy(reference).to(device)
+        self.policy = copy.deepcopy(self.reference)
+        self.optimizer = make_optimizer(self.policy, settings.update.learning_rate)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.memory = self.make_memory() if method.dlc else None
+        self.memory_optimizer = self.memory and make_optimizer(self.memory, settings.calibration.memory_learning_rate)
+        self.listing = Listing(self.task, self.task.prompts)
+        self.reference_probs = self.mode_probs(self.reference)  # (Q, M)
+        self.step = 0
+        self.rows: list[dict] = []  # evaluations so far
+        self.window: dict[str, list[float]] = {name: [] for name in LOG}  # logged since the last evaluation
+        self.waiting: list[dict] = []  # DAPO: groups with a spread, sampled and not yet trained on
+
+    def make_memory(self) -> Policy:
+        c = self.settings.calibration
+        if c.memory_start == "reference":
+            return copy.deepcopy(self.reference)
+        generator, heads = torch.Generator().manual_seed(self.seed), self.settings.shape.heads
+        return Policy(self.task.vocab_size, generator, c.memory_layers, c.memory_width, heads).to(self.device)
+
+    @torch.no_grad()
+    def mode_probs(self, policy: Policy):
+        """Exact probability of every listed mode, as a NumPy array (Q, M)."""
+        return self.listing.log_probs(policy, self.temperature).exp().numpy()
+
+    def log(self, **values: float) -> None:
+        for name, value in values.items():
+            self.window[name].append(value)
+
+    def parts(self) -> dict:
+        """What PyTorch saves and restores by itself."""
+        parts = {"policy": self.policy, "optimizer": self.optimizer}
+        return parts | ({"memory": self.memory, "memory_optimizer": self.memory_optimizer} if self.memory else {})
+
+    def state(self) -> dict:
+        """Tensors and plain values only, so that loading it runs no code."""
+        plain = {name: getattr(self, name) for name in ("seed", "step", "rows", "window", "waiting")}
+        parts = {name: part.state_dict() for name, part in self.parts().items()}
+        return plain | parts | {"method": self.method.name, "generator": self.generator.get_state()}
+
+    def restore(self, state: dict) -> None:
+        for name, part in self.parts().items():
+            part.load_state_dict(state[name])
+        self.generator.set_state(state["generator"].cpu())
+        self.step, self.rows, self.window, self.waiting = (state[k] for k in ("step", "rows", "window", "waiting"))
 
 
-def restore_run(run: Run, path: Path) -> None:
-    """Put a run where its checkpoint was. Raises UserError where that holds another run or another shape."""
-    state = load_checkpoint(path)
-    if (state.get("method"), state.get("seed")) != (run.method.name, run.seed):
-        raise UserError(f"checkpoint {path} holds {state.get('method')} seed {state.get('seed')}; rename it back")
-    try:
-        run.restore(state)
-    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise UserError(f"checkpoint {path} does not fit these settings ({reason}); delete it to train anew") from None
-
-
-def train(run: Run, checkpoint: Path, tick=lambda: None, stopped=lambda: False) -> bool:
-    """Train until the last step, or until `stopped()`; either way `checkpoint` is written. Returns whether it finished."""
-    task, device = run.task, next(run.policy.parameters()).device
+def train(run: Run, tick=lambda: None, checkpoint=lambda run: None, stopped=lambda: False) -> None:
+    """Train until the last step or until `stopped()`. Calls `tick` each step, `checkpoint` each evaluation and last."""
     sampling, calibration = run.settings.sampling, run.settings.calibration
     steps, every = run.settings.experiment.steps, run.settings.experiment.evaluate_every
     if not run.rows:
         evaluate(run)
     while run.step < steps and not stopped():
         # 1. Choose prompts and draw a group of completions for each, from policy - mu * memory where DLC is on.
-        order = torch.randperm(len(task.train), generator=run.generator, device=device).tolist()
-        prompts = [task.train[i] for i in order[: run.prompts_a_step]]
-        batch = rollout(
-            run.policy,
-            encode_prompts(task, prompts).to(device),
-            sampling.group_size,
-            task.max_new_tokens,
-            run.generator,
-            run.temperature,
-            run.memory,
-            calibration.mu,
-        )
+        order = torch.randperm(len(run.task.train), generator=run.generator, device=run.device).tolist()
+        prompts = [run.task.train[i] for i in order[: run.prompts_a_step]]
+        tokens = encode_prompts(run.task, prompts).to(run.device)
+        length, memory = run.task.max_new_tokens, {"memory": run.memory, "mu": calibration.mu}
+        batch = rollout(run.policy, tokens, sampling.group_size, length, run.generator, run.temperature, **memory)
         # 2. The verifier says what is right.
-        rewards = verify(task, prompts, batch)  # (Q, G)
+        rewards = verify(run.task, prompts, batch)  # (Q, G)
         log_batch(run, rewards, batch)
         # 3. The memory learns what was drawn.
         if run.memory is not None:
@@ -926,9 +802,8 @@ def train(run: Run, checkpoint: Path, tick=lambda: None, stopped=lambda: False) 
         tick()
         if run.step % every == 0 or run.step == steps:
             evaluate(run)
-            save(run.state(), checkpoint)
-    save(run.state(), checkpoint)
-    return run.step >= steps
+            checkpoint(run)
+    checkpoint(run)
 
 
 def wait_for_spread(run: Run, batch: Rollout, rewards: Tensor, needed: int) -> tuple[Rollout | None, Tensor]:
@@ -1058,256 +933,7 @@ def evaluate(run: Run) -> None:
     run.window = {name: [] for name in LOG}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Command line: check, sample and train side by side, write the folder.
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def check(settings: Settings) -> list[Method]:
-    """The methods of valid settings; UserError, one line that says what is allowed, for any others."""
-    e, sampling, u, c, shape = (
-        getattr(settings, name) for name in ("experiment", "sampling", "update", "calibration", "shape")
-    )
-    if e.task not in TASKS:
-        raise UserError(f"unknown task {e.task!r}: choose one of {', '.join(TASKS)}")
-    if e.policy != "toy":
-        raise UserError(f"policy {e.policy!r} is not available: this version trains the toy policy, --policy toy")
-    whole = {"steps": e.steps, "seeds": e.seeds, "evaluate_every": e.evaluate_every, "prompts": sampling.prompts}
-    whole |= {"group_size": sampling.group_size, "epochs": u.epochs, "micro_batches": u.micro_batches}
-    whole |= {"memory_layers": c.memory_layers, "memory_width": c.memory_width}
-    whole |= {"layers": shape.layers, "width": shape.width, "heads": shape.heads}
-    positive = {"temperature": sampling.temperature, "learning_rate": u.learning_rate}
-    positive |= {"max_grad_norm": u.max_grad_norm, "memory_learning_rate": c.memory_learning_rate}
-    not_negative = {"beta": u.beta, "entropy_bonus": u.entropy_bonus, "alpha": c.alpha, "mu": c.mu}
-    not_negative |= {"f_grpo_gamma": u.f_grpo_gamma, "jobs": e.jobs, "first_seed": e.first_seed}
-    share = {"clip_low": u.clip_low, "unlikeliness_beta": u.unlikeliness_beta}
-    for values, allowed, right in (
-        (whole, "a whole number from 1 to 1000000", lambda v: 1 <= v <= 10**6),
-        (positive, "above 0 and finite", lambda v: math.isfinite(v) and v > 0),
-        (not_negative | {"clip_high": u.clip_high}, "0 or above, and finite", lambda v: math.isfinite(v) and v >= 0),
-        (share, "from 0 to 1", lambda v: 0 <= v <= 1),
-    ):
-        for name, value in values.items():
-            if value is not None and not right(value):
-                raise UserError(f"--{name.replace('_', '-')} is {value}: it must be {allowed}")
-    for name, width in (("width", shape.width), ("memory-width", c.memory_width)):
-        if width % (2 * shape.heads):
-            raise UserError(f"--{name} {width} must be a multiple of twice --heads {shape.heads}")
-    if u.beta and u.kl_kind == "k1" and u.kl_in == "loss":
-        raise UserError("--kl-kind k1 as a loss has an expected gradient of 0: take k2 or k3, or --kl-in reward")
-    methods = [parse_method(name) for name in e.methods]
-    if not methods or len(set(methods)) < len(methods):
-        raise UserError(f"--methods {' '.join(e.methods)}: name at least one method, each once")
-    for method in methods:
-        if sampling.group_size < 2 and (ESTIMATORS[method.estimator].needs_group or method.iac):
-            raise UserError(f"--group-size {sampling.group_size}: {method.name} compares within a group; give 2 or more")
-    try:
-        Listing(TASKS[e.task](), TASKS[e.task]().prompts)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    return methods
-
-
-def parse_settings(argv: list[str] | None) -> Settings:
-    """Settings from the command line; with --resume, those of the folder, which only a few flags may change."""
-    settings = read_flags(argv, Settings())
-    folder = settings.files.resume
-    if not folder:
-        return settings
-    saved = read_config(Path(folder))
-    settings = read_flags(argv, saved)
-    free = ("steps", "jobs", "device")
-    same = {name: getattr(settings.experiment, name) for name in free}
-    expected = dataclasses.replace(
-        saved, experiment=dataclasses.replace(saved.experiment, **same), files=Files("", folder)
-    )
-    if settings != expected:
-        raise UserError(f"--resume {folder} goes on with its own settings: only --{', --'.join(free)} may be given")
-    return settings
-
-
-def read_flags(argv: list[str] | None, default: Settings) -> Settings:
-    """tyro's reading of the flags; what it prints of a mistake, folded into one line."""
-    import tyro
-
-    printed = StringIO()
-    try:
-        with redirect_stderr(printed):
-            return tyro.cli(
-                tyro.conf.OmitArgPrefixes[Settings],
-                args=argv,
-                default=default,
-                prog="minirlvr.py",
-                description=__doc__.split("\n\nOne letter")[0],
-            )
-    except SystemExit as exit:
-        if exit.code in (0, None):
-            raise
-        lines = [line.strip("│ \t") for line in printed.getvalue().splitlines()[1:]]
-        end = next((i for i, line in enumerate(lines) if set(line) <= set("─╯╰")), len(lines))
-        raise UserError(f"{' '.join(lines[:end])} (--help lists every flag)") from None
-
-
-def read_config(folder: Path) -> Settings:
-    """The settings in a run folder's config.json. Raises UserError where there are none that this version knows."""
-    try:
-        saved = json.loads((folder / "config.json").read_text())["settings"]
-        groups = {f.name: f.type for f in dataclasses.fields(Settings)}
-        groups = {name: kind(**saved[name]) for name, kind in groups.items()}
-        methods = tuple(str(name) for name in groups["experiment"].methods)
-        groups["experiment"] = dataclasses.replace(groups["experiment"], methods=methods)
-        settings = Settings(**groups)
-        check(settings)
-    except OSError:
-        raise UserError(f"--resume {folder}: there is no config.json in it; name a folder that a run has made") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"--resume {folder}: its config.json is damaged or of another version ({error})") from None
-    return settings
-
-
-def choose_device(name: str) -> str:
-    """auto becomes cuda or cpu; a device that is not there is a UserError."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return "cuda" if there["cuda"] else "cpu"
-    if not there[name]:
-        raise UserError(f"--device {name}: PyTorch finds none here; take one of {[n for n in there if there[n]]}")
-    return name
-
-
-def open_folder(settings: Settings, methods: list[Method], device: str) -> Path:
-    """Make the run folder, or open the one to resume; either way config.json then says what runs."""
-    e, files = settings.experiment, settings.files
-    folder = Path(files.resume or files.out or Path("runs") / f"{e.task}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if not files.resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out {folder} exists and is not empty: name a new folder, or go on with --resume {folder}")
-    versions = {"minirlvr": __version__, "python": platform.python_version(), "torch": torch.__version__}
-    config = {
-        "settings": dataclasses.asdict(dataclasses.replace(settings, files=Files(out=str(folder)))),
-        "methods": {m.name: resolve_update(settings.update, ESTIMATORS[m.estimator]) for m in methods},
-        "device": device,
-        "ceilings": ceilings(TASKS[e.task]()),
-        "versions": versions | {"platform": platform.platform()},
-        "command": " ".join(sys.argv),
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config, indent=2, default=dataclasses.asdict) + "\n")
-    except OSError as error:
-        raise UserError(f"--out {folder} cannot be written: {error.strerror}") from None
-    return folder
-
-
-def ceilings(task: Task) -> dict[str, dict[str, float]]:
-    """The best that can be reached: split -> measure -> value; all modes of a prompt equally likely."""
-    return {
-        split: {"pass@1": 1.0, "effective_modes": float(Listing(task, prompts).counts.mean())}
-        for split, prompts in (("train", task.train), ("heldout", task.heldout))
-    }
-
-
-def run_one(settings: Settings, method: Method, seed: int, folder: Path, device: str, tick, stopped) -> None:
-    """One run from its checkpoint, or from the reference, to its last step or to `stopped()`."""
-    run = Run(settings, method, seed, load_reference(TASKS[settings.experiment.task](), settings.shape), device)
-    path = checkpoint_path(folder, method, seed)
-    if path.exists():
-        restore_run(run, path)
-    tick(run.step)
-    train(run, path, tick, stopped)
-
-
-def checkpoint_path(folder: Path, method: Method, seed: int) -> Path:
-    return folder / f"checkpoint-{method.name}-seed{seed}.pt"
-
-
-class Shared(NamedTuple):
-    """What all processes of a comparison see: the stop sign that Ctrl-C raises, and the steps done."""
-
-    stop: multiprocessing.synchronize.Event
-    steps: multiprocessing.sharedctypes.Synchronized
-
-    def tick(self, steps: int = 1) -> None:
-        with self.steps.get_lock():
-            self.steps.value += steps
-
-
-def start_worker(shared: Shared) -> None:
-    """Prepare a worker process: one thread, and Ctrl-C left to the parent."""
-    global SHARED
-    SHARED = shared
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-
-
-def in_worker(*run) -> None:
-    run_one(*run, SHARED.tick, SHARED.stop.is_set)
-
-
-def run_all(runs: list[tuple], jobs: int, steps: int, shared: Shared) -> list[str]:
-    """All runs, `jobs` side by side; the numbers do not depend on it. Returns what went wrong; the others go on."""
-    from tqdm import tqdm
-
-    mistakes: list[str] = []
-    with (
-        tqdm(total=len(runs) * steps, unit="step", desc=f"{len(runs)} runs, {jobs} at a time") as bar,
-        ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), start_worker, (shared,)) as pool,
-    ):
-        pending = {pool.submit(in_worker, *run) for run in runs}
-        while pending:
-            done, pending = wait(pending, timeout=0.2)
-            bar.update(shared.steps.value - bar.n)
-            mistakes += [str(f.exception()) for f in done if not f.cancelled() and f.exception()]
-            if shared.stop.is_set():
-                pending -= {future for future in pending if future.cancel()}
-    return mistakes
-
-
-def compare(settings: Settings) -> int:
-    """Run what the settings ask for and write the folder. Returns the exit code: 0, 2 for a mistake, 130 for Ctrl-C."""
-    import report
-
-    methods, device = check(settings), choose_device(settings.experiment.device)
-    e, task = settings.experiment, TASKS[settings.experiment.task]()
-    folder = open_folder(settings, methods, device)
-    torch.set_num_threads(1)
-    began = time.time()
-    print(f"{task.name}: {len(task.train)} prompts to train on, {len(task.heldout)} held out; writing to {folder}")
-    reference = load_reference(task, settings.shape)
-    print(f"reference: {sum(p.numel() for p in reference.parameters()):,} parameters, {time.time() - began:.1f} s")
-    seeds = range(e.first_seed, e.first_seed + e.seeds)
-    runs = [(settings, method, seed, folder, device) for seed in seeds for method in methods]
-    jobs = min(e.jobs or (available_cores() if device == "cpu" else 1), len(runs))
-    context = multiprocessing.get_context("spawn")
-    shared = Shared(context.Event(), context.Value("q", 0))
-    previous = signal.signal(signal.SIGINT, lambda *_: shared.stop.set())
-    try:
-        mistakes = run_all(runs, jobs, e.steps, shared)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    paths = [checkpoint_path(folder, method, seed) for method in methods for seed in seeds]
-    rows = [row for path in paths if path.exists() for row in load_checkpoint(path)["rows"]]
-    if rows:
-        print(report.write(folder, rows))
-    print(f"{time.time() - began:.0f} s; everything is in {folder}")
-    for mistake in mistakes:
-        print(f"minirlvr: {mistake}", file=sys.stderr)
-    if shared.stop.is_set():
-        print(f"stopped and saved; go on with: python minirlvr.py --resume {folder}", file=sys.stderr)
-    return 2 if mistakes else 130 if shared.stop.is_set() else 0
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def main(argv: list[str] | None = None) -> int:
-    """The command line. Returns the exit code; a user's mistake is one line and exit code 2."""
-    try:
-        return compare(parse_settings(argv))
-    except UserError as error:
-        print(f"minirlvr: {error}", file=sys.stderr)
-        return 2
-
-
 if __name__ == "__main__":
+    from command_line import main  # reads the flags, trains the runs side by side and writes the folder
+
     sys.exit(main())

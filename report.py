@@ -1,6 +1,6 @@
 """From a run's rows to its files: metrics.csv, summary.json, collapse.png and the closing table.
 
-    python report.py runs/NAME          draw the picture of a folder again from its metrics.csv
+python report.py runs/NAME          draw the picture of a folder again from its metrics.csv
 """
 
 import csv
@@ -10,9 +10,6 @@ from pathlib import Path
 
 from toy_tasks.measures import interval
 
-HEAD = ("method", "seed", "step", "split")
-LOG = ("completions", "reward", "flat_groups", "cut_answers", "length", "loss", "grad_norm", "entropy", "first_ratio")
-LOG += ("clip_fraction", "kl", "memory_loss")  # these describe the batches sampled, not the policy; "" where absent
 TABLE = ("pass@1", "pass@8", "distinct@8", "effective_modes", "retained_mass")
 TITLES = {"train": "trained prompts", "heldout": "held-out prompts"}
 # Okabe and Ito's colours, told apart with every common form of colour-blindness; then again, dashed.
@@ -32,8 +29,9 @@ def write(folder: Path, rows: list[dict]) -> str:
 
 
 def measures_of(rows: list[dict]) -> list[str]:
-    """The names of the exact measures, in the order of the columns."""
-    return [name for name in rows[0] if name not in HEAD + LOG]
+    """The names of the exact measures: the columns between `split` and `completions`, where the log begins."""
+    names = list(rows[0])
+    return names[names.index("split") + 1 : names.index("completions")]
 
 
 def at_step(rows: list[dict], method: str, split: str) -> dict[int, list[dict]]:
@@ -95,7 +93,11 @@ def explain(rows: list[dict]) -> list[str]:
     for method in methods_of(rows):
         logged = [row for row in rows if row["method"] == method and row["reward"] not in ("", None)]
         for name, found, sentence in (
-            ("flat_groups", lambda v: v == 1, "every group was flat (all right or all wrong): there was nothing to learn"),
+            (
+                "flat_groups",
+                lambda v: v == 1,
+                "every group was flat (all right or all wrong): there was nothing to learn",
+            ),
             ("cut_answers", lambda v: v == 1, "every answer was cut before it ended: none of them could be right"),
             ("entropy", lambda v: v < 0.05, "the policy's entropy is near 0: it hardly samples anything new"),
         ):
@@ -113,7 +115,9 @@ def draw(path: Path, rows: list[dict], ceilings: dict) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), sharex=True, sharey="row", layout="constrained")
-    for row, (measure, label) in enumerate((("pass@1", "pass@1 (probability)"), ("effective_modes", "effective modes"))):
+    for row, (measure, label) in enumerate(
+        (("pass@1", "pass@1 (probability)"), ("effective_modes", "effective modes"))
+    ):
         for column, (split, title) in enumerate(TITLES.items()):
             axis, ceiling = axes[row, column], ceilings[split][measure]
             draw_curves(axis, rows, split, measure, ceiling)

@@ -468,5 +468,5 @@ def test_tail_miss_keeps_its_bounds(p, share, group_size):
 )
 def test_tail_miss_refuses_masses_that_cannot_be(p, tau, group_size):
     """The mode is part of the correct mass, and a group holds someone."""
-    with pytest.raises(ValueError, match="tau|group_size"):
+    with pytest.raises(ValueError, match=r"tau|group_size"):
         tail_miss(p, tau, group_size)

@@ -134,7 +134,7 @@ def test_decode_undoes_encode(task):
     for prompt in task.prompts:
         assert task.decode(task.encode(prompt)) == prompt
         for mode in task.modes(prompt):
-            assert task.decode(rendered(task, mode) + [PAD, STOP, 2]) == mode
+            assert task.decode([*rendered(task, mode), PAD, STOP, 2]) == mode
 
 
 @EVERY_TASK
@@ -234,7 +234,7 @@ def test_samples_are_right_about_half_of_the_time(task, samples):
 
 @EVERY_TASK
 def test_samples_hold_every_mode_unevenly(task, samples):
-    """The reference knows every mode (at least 0.4 % of the data) and has favourites (half as much again as the rarest)."""
+    """The reference knows every mode (at least 0.4 % of the data) and has favourites (1.5 x the rarest)."""
     for prompt, drawn in samples[task.name].items():
         counts = [drawn.count(mode) for mode in task.modes(prompt)]
         assert min(counts) >= 8, prompt

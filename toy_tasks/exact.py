@@ -47,7 +47,7 @@ class Listing:
         for q, row in enumerate(modes):
             for m, mode in enumerate(row):
                 self.class_of[q, m, classes[q].index(task.mode_class(mode))] = 1
-        texts = [task.encode(mode) + [STOP] for row in modes for mode in row]
+        texts = [[*task.encode(mode), STOP] for row in modes for mode in row]
         longest = max(map(len, texts))
         completions = torch.tensor([text + [PAD] * (longest - len(text)) for text in texts])
         lengths = torch.tensor([len(text) for text in texts])

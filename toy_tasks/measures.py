@@ -180,7 +180,7 @@ def share_gained(mode_probs: ArrayLike, reference_probs: ArrayLike) -> np.ndarra
 
 
 def worst_drop(mode_probs: ArrayLike, reference_probs: ArrayLike) -> np.ndarray:
-    """Largest fall of one correct mode's probability, reference - now. (..., M) twice -> (...). In [0, 1]; 0: none fell.
+    """Largest fall of one correct mode's probability, reference - now. (..., M) twice -> (...), in [0, 1].
 
     >>> print(worst_drop([0.75, 0.0, 0.0], [0.25, 0.125, 0.0]))
     0.125
@@ -262,7 +262,7 @@ def maj_at_k(weights: ArrayLike, correct: ArrayLike, k: int) -> float:
     """Chance that the most frequent of k independent answers is right, ties broken evenly. Exact. In [0, 1].
 
     weights (A,): probability of each distinct answer; correct (A,): is it right? Answers, not strings: merge all
-    completions that state the same result. Raises ValueError unless the weights sum to 1 (within 1e-6) and 1 <= k <= 256.
+    completions that state the same result. Raises ValueError unless the weights sum to 1 and 1 <= k <= 256.
 
     >>> round(maj_at_k([0.5, 0.3, 0.2], [True, False, False], k=1), 6)
     0.5

@@ -1,0 +1,383 @@
+"""The command line around minirlvr.py: read and check the flags, train the runs side by side, keep the run folder.
+
+Nothing here decides what is learned; that is all in minirlvr.py.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import math
+import multiprocessing
+import os
+import pickle
+import platform
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import minirlvr
+import report
+from minirlvr import (
+    ESTIMATORS,
+    Method,
+    Run,
+    Settings,
+    UserError,
+    parse_method,
+    pretrain_reference,
+    resolve_update,
+    train,
+)
+from toy_tasks import TASKS, Task
+from toy_tasks.exact import Listing
+
+FORMAT = ("minirlvr checkpoint", 1)  # the second number changes when older files no longer load
+FREE_ON_RESUME = ("steps", "jobs", "device")
+
+
+# === Reading the flags ===
+
+
+def parse_settings(argv: list[str] | None) -> Settings:
+    """Settings from the command line; with --resume, those of the folder, which only a few flags may change."""
+    folder = read_flags(argv, Settings()).files.resume
+    if not folder:
+        return read_flags(argv, Settings())
+    saved = read_config(Path(folder))
+    settings = read_flags(argv, saved)
+    given = {name: getattr(settings.experiment, name) for name in FREE_ON_RESUME}
+    allowed = dataclasses.replace(
+        saved, experiment=dataclasses.replace(saved.experiment, **given), files=settings.files
+    )
+    if settings != allowed:
+        flags = ", ".join(f"--{name}" for name in FREE_ON_RESUME)
+        raise UserError(f"--resume {folder} goes on with its own settings: beside it only {flags} may be given")
+    return settings
+
+
+def read_flags(argv: list[str] | None, default: Settings) -> Settings:
+    """tyro's reading of the flags; what it prints of a mistake is folded into one line. Raises UserError."""
+    import tyro
+
+    printed = StringIO()
+    try:
+        with redirect_stderr(printed):
+            return tyro.cli(
+                tyro.conf.OmitArgPrefixes[Settings],
+                args=argv,
+                default=default,
+                prog="minirlvr.py",
+                description=(minirlvr.__doc__ or "").split("\n\nOne letter")[0],
+            )
+    except SystemExit as stopped:
+        if not stopped.code:  # --help
+            raise
+        lines = [line.strip("│ \t") for line in printed.getvalue().splitlines()[1:]]
+        end = next((i for i, line in enumerate(lines) if set(line) <= set("─╯╰")), len(lines))
+        raise UserError(f"{' '.join(lines[:end])} (--help lists every flag)") from None
+
+
+def read_config(folder: Path) -> Settings:
+    """The settings in a run folder's config.json. Raises UserError where there are none that this version knows."""
+    try:
+        saved = json.loads((folder / "config.json").read_text())["settings"]
+        groups = {part.name: part.type(**saved[part.name]) for part in dataclasses.fields(Settings)}
+        methods = tuple(groups["experiment"].methods)  # JSON has no tuples
+        groups["experiment"] = dataclasses.replace(groups["experiment"], methods=methods)
+        settings = Settings(**groups)
+        check(settings)
+    except OSError:
+        raise UserError(f"--resume {folder}: no config.json can be read there; name a folder that a run made") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"--resume {folder}: its config.json is damaged or of another version ({error})") from None
+    return settings
+
+
+def check(settings: Settings) -> list[Method]:
+    """The methods of valid settings. Raises UserError, one line that says what is allowed, for any others."""
+    e = settings.experiment
+    if e.task not in TASKS:
+        raise UserError(f"unknown task {e.task!r}: choose one of {', '.join(TASKS)}")
+    if e.policy != "toy":
+        raise UserError(f"--policy {e.policy}: this version trains the toy policy only; leave the flag out")
+    check_numbers(settings)
+    u, shape = settings.update, settings.shape
+    for flag, width in (("width", shape.width), ("memory-width", settings.calibration.memory_width)):
+        if width % (2 * shape.heads):
+            raise UserError(f"--{flag} is {width}: it must be a multiple of twice --heads, which is {shape.heads}")
+    if u.beta and u.kl_kind == "k1" and u.kl_in == "loss":
+        raise UserError("--kl-kind k1 as a loss has an expected gradient of 0: take k2 or k3, or --kl-in reward")
+    if not e.methods or len(set(e.methods)) < len(e.methods):
+        raise UserError(f"--methods {' '.join(e.methods)}: name at least one method, and each once")
+    methods = [parse_method(name) for name in e.methods]
+    G = settings.sampling.group_size
+    for method in methods:
+        if G < 2 and (ESTIMATORS[method.estimator].needs_group or method.iac):
+            raise UserError(f"--group-size is {G}: {method.name} compares within a group; give 2 or more")
+    check_task(TASKS[e.task]())
+    return methods
+
+
+def check_numbers(settings: Settings) -> None:
+    """Every number within its range; NaN and infinity are in none."""
+    count, rate, weight, share = (1, 10**6), (1e-12, 1e6), (0, 1e6), (0, 1)
+    ranges = {
+        "experiment": {"steps": count, "seeds": count, "evaluate_every": count, "jobs": (0, 1024)},
+        "sampling": {"prompts": count, "group_size": count, "temperature": rate},
+        "update": {"learning_rate": rate, "max_grad_norm": rate, "epochs": count, "micro_batches": count}
+        | {"clip_low": share, "clip_high": weight, "beta": weight, "entropy_bonus": weight}
+        | {"f_grpo_gamma": weight, "unlikeliness_beta": share},
+        "calibration": {"alpha": (0, 100), "mu": (0, 100), "memory_learning_rate": rate}
+        | {"memory_layers": (1, 100), "memory_width": (1, 10**5)},
+        "shape": {"layers": (1, 100), "width": (1, 10**5), "heads": (1, 1000)},
+    }
+    ranges["experiment"]["first_seed"] = (0, 2**31)
+    for group, names in ranges.items():
+        for name, (least, most) in names.items():
+            value = getattr(getattr(settings, group), name)
+            if value is not None and not (math.isfinite(value) and least <= value <= most):
+                raise UserError(f"--{name.replace('_', '-')} is {value}: it must be from {least:g} to {most:g}")
+
+
+def check_task(task: Task) -> None:
+    """Refuse a task with a prompt that has no correct answer, before anything is trained."""
+    try:
+        Listing(task, task.prompts)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def choose_device(name: str) -> str:
+    """auto becomes cuda or cpu; a device that is not there is a UserError."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return "cuda" if there["cuda"] else "cpu"
+    if not there[name]:
+        raise UserError(
+            f"--device {name}: PyTorch finds none here; take one of {', '.join(n for n in there if there[n])}"
+        )
+    return name
+
+
+# === The run folder ===
+
+
+def open_folder(settings: Settings, methods: list[Method], device: str) -> Path:
+    """Make the run folder, or open the one to resume; either way config.json then says what runs."""
+    e, files = settings.experiment, settings.files
+    folder = Path(files.resume or files.out or Path("runs") / f"{e.task}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if not files.resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"--out {folder} exists and is not empty: name a new folder, or go on with --resume {folder}")
+    versions = {"minirlvr": minirlvr.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    config = {
+        "settings": dataclasses.asdict(dataclasses.replace(settings, files=minirlvr.Files())),
+        "methods": {m.name: resolve_update(settings.update, ESTIMATORS[m.estimator]) for m in methods},
+        "device": device,
+        "ceilings": ceilings(TASKS[e.task]()),
+        "versions": versions | {"platform": platform.platform()},
+        "command": shlex.join(["python", *sys.argv]),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config, indent=2, default=dataclasses.asdict) + "\n")
+    except OSError as error:
+        raise UserError(f"--out {folder} cannot be written: {error.strerror}") from None
+    return folder
+
+
+def ceilings(task: Task) -> dict[str, dict[str, float]]:
+    """The best that can be reached: split -> measure -> value; all modes of a prompt equally likely."""
+    return {
+        split: {"pass@1": 1.0, "effective_modes": float(Listing(task, prompts).counts.mean())}
+        for split, prompts in (("train", task.train), ("heldout", task.heldout))
+    }
+
+
+def save(state: dict, path: Path) -> None:
+    """torch.save that never leaves half a file under the final name."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    torch.save(state, partial)
+    partial.replace(path)
+
+
+def load_checkpoint(path: Path) -> dict:
+    """What `Run.state` gave. Raises UserError for a file that is cut short, not ours or of another version.
+
+    Tensors and plain values only (weights_only): a file from a stranger runs no code.
+    """
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        reason = " ".join(str(error).split())[:80]
+        raise UserError(f"checkpoint {path} cannot be read ({reason}); delete it to train that run again") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT[0]:
+        raise UserError(f"checkpoint {path} was not written by minirlvr; take it out of the folder")
+    if state.get("version") != FORMAT[1]:
+        theirs = f"{state.get('version')!r:.20}"
+        raise UserError(f"checkpoint {path} has format version {theirs}, this is {FORMAT[1]}: use its own minirlvr")
+    return state
+
+
+def restore_run(run: Run, path: Path) -> None:
+    """Put a run where its checkpoint was. Raises UserError where that holds another run or another shape."""
+    state = load_checkpoint(path)
+    if (state.get("method"), state.get("seed")) != (run.method.name, run.seed):
+        raise UserError(
+            f"checkpoint {path} holds {state.get('method')} seed {state.get('seed')}; give it back its name"
+        )
+    try:
+        run.restore(state)
+    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"checkpoint {path} does not fit these settings ({reason}); delete it to train anew") from None
+
+
+def load_reference(task: Task, shape: minirlvr.Shape) -> minirlvr.Policy:
+    """The reference from the cache, or pretrained now and put there under a name that hashes all that made it."""
+    parts = (inspect.getmodule(type(task)), minirlvr.Block, minirlvr.Policy, pretrain_reference)
+    recipe = [*map(inspect.getsource, parts), dataclasses.asdict(shape), torch.__version__, platform.machine()]
+    name = f"reference-{task.name}-{hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]}.pt"
+    path = Path(os.environ.get("MINIRLVR_CACHE", Path(__file__).parent / ".cache")) / name
+    policy = minirlvr.Policy(task.vocab_size, torch.Generator(), shape.layers, shape.width, shape.heads)
+    try:
+        policy.load_state_dict(torch.load(path, weights_only=True))
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
+        policy = pretrain_reference(task, shape)  # not there yet, or damaged
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(policy.state_dict(), path)
+    return policy
+
+
+# === The runs, side by side ===
+
+
+class Job(NamedTuple):
+    """One method and one seed."""
+
+    settings: Settings
+    method: Method
+    seed: int
+    folder: Path
+    device: str
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / f"checkpoint-{self.method.name}-seed{self.seed}.pt"
+
+    def run(self, tick: Callable[[int], None], stopped: Callable[[], bool]) -> None:
+        """From the checkpoint, or from the reference, to the last step or to `stopped()`."""
+        reference = load_reference(TASKS[self.settings.experiment.task](), self.settings.shape)
+        run = Run(self.settings, self.method, self.seed, reference, self.device)
+        if self.checkpoint.exists():
+            restore_run(run, self.checkpoint)
+        tick(run.step)
+        train(run, lambda: tick(1), lambda run: save(label(run), self.checkpoint), stopped)
+
+
+def label(run: Run) -> dict:
+    return {"format": FORMAT[0], "version": FORMAT[1]} | run.state()
+
+
+SHARED: dict = {}  # in a worker process: the stop sign that Ctrl-C raises, and the counter of steps done
+
+
+def start_worker(stop, steps) -> None:
+    """Prepare a worker process: one thread, and Ctrl-C left to the parent."""
+    SHARED.update(stop=stop, steps=steps)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+def in_worker(job: Job) -> None:
+    def tick(steps: int) -> None:
+        with SHARED["steps"].get_lock():
+            SHARED["steps"].value += steps
+
+    job.run(tick, SHARED["stop"].is_set)
+
+
+def run_all(jobs: list[Job], side_by_side: int, stop, steps) -> list[str]:
+    """Train them all; the numbers do not depend on how many side by side. Returns what went wrong; the others go on."""
+    from tqdm import tqdm
+
+    total = len(jobs) * jobs[0].settings.experiment.steps
+    context = multiprocessing.get_context("spawn")  # the one that works with CUDA, and the same on every system
+    mistakes: list[str] = []
+    pace = 0.1 if sys.stderr.isatty() else 10  # seconds between two updates of the bar: a log file wants few
+    with (
+        tqdm(total=total, unit="step", desc=f"{len(jobs)} runs, {side_by_side} at a time", mininterval=pace) as bar,
+        ProcessPoolExecutor(side_by_side, context, start_worker, (stop, steps)) as pool,
+    ):
+        pending: set[Future] = {pool.submit(in_worker, job) for job in jobs}
+        while pending:
+            done, pending = wait(pending, timeout=0.2)
+            bar.update(steps.value - bar.n)
+            mistakes += [what_went_wrong(future) for future in done if not future.cancelled() and future.exception()]
+            if stop.is_set():
+                pending -= {future for future in pending if future.cancel()}
+    return mistakes
+
+
+def what_went_wrong(future: Future) -> str:
+    """One line for a user's mistake or a worker that died; a fault of ours is raised, with its traceback."""
+    error = future.exception()
+    if isinstance(error, BrokenProcessPool):
+        return "a worker process died (out of memory?); go on with --resume and fewer --jobs"
+    if not isinstance(error, UserError):
+        raise error
+    return str(error)
+
+
+def compare(settings: Settings) -> int:
+    """Run what the settings ask for and write the folder. Returns the exit code: 0, 2 for a mistake, 130 for Ctrl-C."""
+    began = time.time()
+    methods, device = check(settings), choose_device(settings.experiment.device)
+    e, task = settings.experiment, TASKS[settings.experiment.task]()
+    folder = open_folder(settings, methods, device)
+    print(f"{task.name}: {len(task.train)} prompts to train on, {len(task.heldout)} held out; writing to {folder}/")
+    torch.set_num_threads(1)
+    load_reference(task, settings.shape)  # made here once, before the workers look for it
+    seeds = range(e.first_seed, e.first_seed + e.seeds)
+    jobs = [Job(settings, method, seed, folder, device) for seed in seeds for method in methods]
+    side_by_side = min(e.jobs or (available_cores() if device == "cpu" else 1), len(jobs))
+    context = multiprocessing.get_context("spawn")
+    stop, steps = context.Event(), context.Value("q", 0)
+    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    try:
+        mistakes = run_all(jobs, side_by_side, stop, steps)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    order = [job for method in methods for job in jobs if job.method == method]
+    rows = [row for job in order if job.checkpoint.exists() for row in load_checkpoint(job.checkpoint)["rows"]]
+    if rows:
+        print(report.write(folder, rows))
+    print(f"{time.time() - began:.0f} s; everything is in {folder}/")
+    for mistake in sorted(set(mistakes)):
+        print(f"minirlvr: {mistake}", file=sys.stderr)
+    if stop.is_set():
+        print(f"stopped and saved; go on with: python minirlvr.py --resume {folder}", file=sys.stderr)
+    return 2 if mistakes else 130 if stop.is_set() else 0
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line. Returns the exit code; a user's mistake is one line and exit code 2."""
+    try:
+        return compare(parse_settings(argv))
+    except UserError as error:
+        print(f"minirlvr: {error}", file=sys.stderr)
+        return 2
