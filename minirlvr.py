@@ -669,7 +669,7 @@ def pretrain_reference(task: Task, shape: Shape) -> Policy:
 
 
 def make_optimizer(policy: Policy, learning_rate: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.0, foreach=True)
+    return torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
 
 
 class Method(NamedTuple):

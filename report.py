@@ -16,15 +16,16 @@ TITLES = {"train": "trained prompts", "heldout": "held-out prompts"}
 COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#000000")
 
 
-def write(folder: Path, rows: list[dict]) -> str:
-    """Write metrics.csv, summary.json and collapse.png of `rows`; returns the closing table as text."""
+def write(folder: Path, rows: list[dict], pictured: list[str] | None = None) -> str:
+    """Write metrics.csv, summary.json and collapse.png (of the methods `pictured`, or all); returns the table."""
     with open(folder / "metrics.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
     summary = summarise(rows)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    draw(folder / "collapse.png", rows, json.loads((folder / "config.json").read_text())["ceilings"])
+    shown = [row for row in rows if pictured is None or row["method"] in pictured]
+    draw(folder / "collapse.png", shown, json.loads((folder / "config.json").read_text())["ceilings"])
     return "\n".join([table(summary, rows), *explain(rows)])
 
 

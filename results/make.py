@@ -1,0 +1,131 @@
+"""The runs behind every figure and table of README: `python results/make.py NAME ...` makes results/NAME again.
+
+Each experiment is a list of variants; a variant is a label and the flags of one `python minirlvr.py`. Its run folder
+(with checkpoints, so that a stopped run goes on) is runs/NAME/LABEL; results/NAME gets config.json, metrics.csv,
+summary.json, collapse.png and table.txt, in which a method's name carries its variant's label.
+"""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import command_line  # noqa: E402
+import report  # noqa: E402
+from minirlvr import Run, Settings, Shape, parse_method, train  # noqa: E402
+from toy_tasks import TASKS  # noqa: E402
+
+Variant = tuple[str, list[str]]  # label ("" for none) and flags
+
+CALIBRATIONS = ("", "+iac", "+dlc", "+iac+dlc")
+GRPO = [f"grpo{calibration}" for calibration in CALIBRATIONS]
+
+
+def sums() -> list[Variant]:
+    """The headline comparison: the defaults."""
+    return [("", [])]
+
+
+def sums_long() -> list[Variant]:
+    """Five times as many steps: what lasts?"""
+    return [("", ["--steps", "600", "--evaluate-every", "25"])]
+
+
+def countdown() -> list[Variant]:
+    """All seven estimators, with and without the calibrations, equal numbers of sampled completions, five seeds."""
+    estimators = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "f_grpo", "unlikeliness")
+    methods = [estimator + calibration for estimator in estimators for calibration in CALIBRATIONS]
+    return [("", ["--task", "countdown", "--seeds", "5", "--steps", "150", "--methods", *methods])]
+
+
+def dlc_switches() -> list[Variant]:
+    """What the memory learns, and whether the update corrects for the sampler."""
+    base = ["--methods", "grpo+iac+dlc", "--seeds", "5"]
+    return [
+        (f"memory on {data}, importance {importance}", [*base, "--memory-data", data, "--importance", importance])
+        for importance in ("none", "exact", "clipped")
+        for data in ("correct", "all")
+    ]
+
+
+def dlc_sweep() -> list[Variant]:
+    """DLC's open choices, one at a time around the defaults."""
+    base = ["--methods", "grpo+iac+dlc", "--seeds", "5"]
+    changes = [("mu", "0.25"), ("mu", "1"), ("memory-width", "16"), ("memory-width", "64"), ("memory-layers", "2")]
+    changes += [("memory-learning-rate", "0.001"), ("memory-learning-rate", "0.01"), ("memory-start", "reference")]
+    return [("defaults", base), *((f"{flag} {value}", [*base, f"--{flag}", value]) for flag, value in changes)]
+
+
+def iac_control() -> list[Variant]:
+    """IAC against an estimator that simply takes steps as large: the learning rate is matched to the path's length."""
+    seeds = ["--seeds", "5"]
+    variants: list[Variant] = [("", [*seeds, "--methods", *GRPO, "f_grpo", "f_grpo+dlc"])]
+    variants.append(("divided by G", [*seeds, "--methods", "grpo+iac", "grpo+iac+dlc", "--iac-divide"]))
+    for plain, calibrated in (("grpo", "grpo+iac"), ("grpo+dlc", "grpo+iac+dlc")):
+        rate = 3e-4 * path_length(calibrated) / path_length(plain)
+        variants.append((f"lr {rate:.2e}", [*seeds, "--methods", plain, "--learning-rate", f"{rate:.3e}"]))
+    return variants
+
+
+def path_length(method: str, seeds: int = 3) -> float:
+    """Mean length of the parameters' path over a default run: the sum over steps of |change of the parameters|."""
+    settings, total = Settings(), 0.0
+    torch.set_num_threads(1)
+    reference = command_line.load_reference(TASKS[settings.experiment.task](), Shape())
+    for seed in range(seeds):
+        run = Run(settings, parse_method(method), seed, reference)
+        lengths, before = [], [torch.nn.utils.parameters_to_vector(run.policy.parameters()).detach().clone()]
+
+        def tick(run=run, lengths=lengths, before=before):
+            now = torch.nn.utils.parameters_to_vector(run.policy.parameters()).detach().clone()
+            lengths.append((now - before[0]).norm().item())
+            before[0] = now
+
+        train(run, tick)
+        total += sum(lengths) / seeds
+    print(f"path length of {method}: {total:.3f}")
+    return total
+
+
+EXPERIMENTS = {make.__name__: make for make in (sums, sums_long, countdown, dlc_switches, dlc_sweep, iac_control)}
+PICTURED = {"countdown": GRPO}  # 28 curves would show nothing; the table has them all
+
+
+def run_variant(folder: Path, flags: list[str]) -> list[dict]:
+    """The rows of one variant's run folder, trained now, resumed or already there."""
+    started = (folder / "config.json").exists()
+    code = command_line.main(["--resume", str(folder)] if started else [*flags, "--out", str(folder)])
+    if code:
+        sys.exit(code)
+    with open(folder / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def make(name: str) -> None:
+    """Run one experiment and write results/NAME."""
+    rows, configs = [], {}
+    for label, flags in EXPERIMENTS[name]():
+        folder = ROOT / "runs" / name / (label.replace(" ", "_") or "all")
+        suffix = f" ({label})" if label else ""
+        rows += [row | {"method": row["method"] + suffix} for row in run_variant(folder, flags)]
+        configs[label] = json.loads((folder / "config.json").read_text()) | {"command": ["minirlvr.py", *flags]}
+    out = ROOT / "results" / name
+    out.mkdir(exist_ok=True)
+    config = {"ceilings": next(iter(configs.values()))["ceilings"], "variants": configs}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    text = report.write(out, rows, PICTURED.get(name))
+    (out / "table.txt").write_text(text.strip() + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    unknown = [name for name in sys.argv[1:] if name not in EXPERIMENTS]
+    if unknown or len(sys.argv) < 2:
+        sys.exit(f"usage: python results/make.py NAME ...   with NAME one of {', '.join(EXPERIMENTS)}")
+    for name in sys.argv[1:]:
+        make(name)
