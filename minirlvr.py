@@ -37,9 +37,7 @@ class UserError(ValueError):
     """A mistake of the user's: printed as one line, exit code 2."""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Settings. Whatever ran is in config.json; nothing is set anywhere else.
-# ---------------------------------------------------------------------------------------------------------------------
+# === Settings. Whatever ran is in config.json; nothing is set anywhere else. ===
 
 
 @dataclass(frozen=True)
@@ -141,9 +139,7 @@ class Settings:
     shape: Shape = field(default_factory=Shape)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Policy: a small Llama (RMSNorm, rotary positions, SwiGLU, no biases).
-# ---------------------------------------------------------------------------------------------------------------------
+# === Policy: a small Llama (RMSNorm, rotary positions, SwiGLU, no biases). ===
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -274,9 +270,7 @@ def text_mask(tokens: Tensor) -> Tensor:
     return (tokens != PAD).cumsum(1) > 0
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Rollout: each prompt is read once, then its G completions are drawn token by token.
-# ---------------------------------------------------------------------------------------------------------------------
+# === Rollout: each prompt is read once, then its G completions are drawn token by token. ===
 
 
 class Rollout(NamedTuple):
@@ -363,9 +357,7 @@ def check_rewards(rewards: Tensor, prompts: list[str]) -> None:
             raise ValueError(f"prompt {prompt!r} has the rewards {row.tolist()}; a reward must be a finite number")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Advantages: rewards (Q, G) -> advantages (Q, G). A group with one reward for all has advantage 0.
-# ---------------------------------------------------------------------------------------------------------------------
+# === Advantages: rewards (Q, G) -> advantages (Q, G). A group with one reward for all has advantage 0. ===
 
 
 def grpo_advantages(rewards: Tensor, normalize_std: bool = True) -> Tensor:
@@ -395,7 +387,8 @@ def rloo_advantages(rewards: Tensor) -> Tensor:
 
 
 def reinforce_pp_advantages(rewards: Tensor) -> Tensor:
-    """REINFORCE++ (2501.03262): whitened over the whole batch, no group. The KL belongs in the reward.
+    """REINFORCE++ (2501.03262): whitened over the whole batch, no group. Its KL term is --kl-in reward, summed over a
+    completion's tokens (the paper takes it from each token on).
 
     >>> reinforce_pp_advantages(torch.tensor([[1.0, 1], [0, 0]])).round()
     tensor([[ 1.,  1.],
@@ -483,9 +476,7 @@ def estimate_advantages(
     raise ValueError(f"unknown estimator {name!r}; choose one of {', '.join(ESTIMATORS)}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Calibrations: IAC bends the advantages, DLC bends the sampling.
-# ---------------------------------------------------------------------------------------------------------------------
+# === Calibrations: IAC bends the advantages, DLC bends the sampling. ===
 
 
 def inverse_success_calibration(
@@ -529,9 +520,7 @@ def memory_loss(logprobs: Tensor, mask: Tensor, keep: Tensor) -> Tensor:
     return -(logprobs * token_weights(mask & keep[:, None], "token")).sum()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Loss: clipped ratio, three ways to average, KL, entropy. Token tensors are (N, T).
-# ---------------------------------------------------------------------------------------------------------------------
+# === Loss: clipped ratio, three ways to average, KL, entropy. Token tensors are (N, T). ===
 
 
 def token_weights(
@@ -640,9 +629,7 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Training: one run is one method and one seed. First the reference, then what changes in a run, then the loop.
-# ---------------------------------------------------------------------------------------------------------------------
+# === Training: one run is one method and one seed. First the reference, then what changes in a run, then the loop. ===
 
 
 def pretrain_reference(task: Task, shape: Shape) -> Policy:
@@ -827,7 +814,7 @@ def apply_importance(batch: Rollout, advantages: Tensor, kind: str) -> tuple[Rol
     Without DLC the two are one, and nothing changes.
     """
     if kind == "exact":
-        return batch, advantages * (batch.logprobs - batch.sampler_logprobs).sum(-1).exp()
+        return batch, advantages * (batch.logprobs - batch.sampler_logprobs).sum(-1).clamp(max=20).exp()
     return (batch._replace(logprobs=batch.sampler_logprobs) if kind == "clipped" else batch), advantages
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from toy_tasks.measures import interval
 
-TABLE = ("pass@1", "pass@8", "distinct@8", "effective_modes", "retained_mass")
+TABLE = ("pass@1", "pass@8", "distinct@8", "effective_modes", "retained_mass", "share_gained", "turning_step")
 TITLES = {"train": "trained prompts", "heldout": "held-out prompts"}
 # Okabe and Ito's colours, told apart with every common form of colour-blindness; then again, dashed.
 COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#000000")
@@ -63,8 +63,23 @@ def summarise(rows: list[dict]) -> dict:
             seeds = max(map(len, steps.values()))
             last = steps[max(step for step, group in steps.items() if len(group) == seeds)]
             values = {measure: spread(last, measure) for measure in measures_of(rows)}
+            values["turning_step"] = spread(turning_steps(rows, method, split), "turning_step")
             summary.setdefault(method, {})[split] = values
     return summary
+
+
+def turning_steps(rows: list[dict], method: str, split: str) -> list[dict]:
+    """Of each seed, the evaluated step at which sharpening turns into over-sharpening: where distinct@8 is highest.
+
+    Until then more mass on correct answers finds more different ones; from then on the lost modes cost more.
+    """
+    best: dict = {}
+    for row in rows:
+        if (row["method"], row["split"]) == (method, split):
+            value = float(row["distinct@8"])
+            if value > best.get(row["seed"], (-1.0, 0))[0]:
+                best[row["seed"]] = (value, int(row["step"]))
+    return [{"turning_step": step} for _, step in best.values()]
 
 
 def table(summary: dict, rows: list[dict]) -> str:
@@ -72,10 +87,12 @@ def table(summary: dict, rows: list[dict]) -> str:
     width = max(9, *map(len, summary))
     lines = ["", f"{'':{width}}  split    " + "".join(f"{name:>17}" for name in TABLE)]
     base = {split: at_step(rows, rows[0]["method"], split)[0][:1] for split in TITLES}
-    cells = [("reference", split, {m: spread(base[split], m) for m in TABLE}) for split in TITLES]
+    cells = [("reference", split, {m: spread(base[split], m) for m in TABLE[:-1]}) for split in TITLES]
     cells += [(method, split, summary[method][split]) for method in summary for split in TITLES]
     for method, split, values in cells:
-        lines.append(f"{method:{width}}  {split:8} " + "".join(f"{cell(values[name]):>17}" for name in TABLE))
+        lines.append(
+            f"{method:{width}}  {split:8} " + "".join(f"{cell(values[name]):>17}" for name in values if name in TABLE)
+        )
     return "\n".join(lines)
 
 
@@ -84,8 +101,9 @@ def cell(value: dict) -> str:
     >>> cell({"mean": 0.5, "low": 0.4, "high": 0.6}), cell({"mean": 0.5, "low": None, "high": None})
     ('0.500 ± 0.100', '0.500        ')
     """
-    half = " " * 8 if value["high"] is None else f" ± {value['high'] - value['mean']:.3f}"
-    return f"{value['mean']:.3f}{half}"
+    digits = 1 if value["mean"] > 9.995 else 3
+    half = " " * 8 if value["high"] is None else f" ± {value['high'] - value['mean']:.{digits}f}"
+    return f"{value['mean']:.{digits}f}{half}"
 
 
 def explain(rows: list[dict]) -> list[str]:

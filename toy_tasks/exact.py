@@ -86,6 +86,7 @@ def mode_measures(listing: Listing, probs: np.ndarray, reference_probs: np.ndarr
         "effective_modes": measures.effective_modes(probs),
         "effective_classes": measures.effective_modes(by_class),
         "retained_mass": measures.retained_mass(probs, reference_probs),
+        "moderate": measures.moderate(probs, reference_probs),
         "share_gained": measures.share_gained(probs, reference_probs),
         "worst_drop": measures.worst_drop(probs, reference_probs),
         "pcmd": measures.pcmd(probs),

@@ -179,6 +179,15 @@ def share_gained(mode_probs: ArrayLike, reference_probs: ArrayLike) -> np.ndarra
     return _ratio((real & (now >= before)).sum(-1), real.sum(-1), 1.0)
 
 
+def moderate(mode_probs: ArrayLike, reference_probs: ArrayLike) -> np.ndarray:
+    """P1's moderate sharpening: 1 where every correct mode kept or gained probability, else 0. (..., M) twice -> (...).
+
+    >>> print(moderate([[0.5, 0.25], [0.75, 0.0]], [0.25, 0.25]))
+    [1. 0.]
+    """
+    return (share_gained(mode_probs, reference_probs) == 1).astype(float)
+
+
 def worst_drop(mode_probs: ArrayLike, reference_probs: ArrayLike) -> np.ndarray:
     """Largest fall of one correct mode's probability, reference - now. (..., M) twice -> (...), in [0, 1].
 
