@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from toy_tasks import PAD, STOP, TASKS, Task
-from toy_tasks.exact import Listing, encode_prompts, finite_batch_optimum, mode_measures
+from toy_tasks.exact import Listing, Tree, encode_prompts, finite_batch_optimum, mode_measures
 from toy_tasks.measures import pass_at_k
 
 __version__ = "0.1"
@@ -98,6 +98,7 @@ class Update:
     kl_in: Literal["loss", "reward"] = "loss"  # Where the KL term enters.
     entropy_bonus: float = 0.0  # Weight of the policy's entropy per token in the objective.
     f_grpo_gamma: float = 1.0  # f_grpo multiplies all advantages by (1 - |S+|/G)^gamma.
+    exact_std: bool = True  # exact divides each prompt's gradient by its reward's standard deviation, as GRPO does.
     unlikeliness_beta: float = 0.25  # unlikeliness takes up to this share off the reward of likely completions.
 
 
@@ -440,6 +441,7 @@ class Estimator(NamedTuple):
     clip_low: float = 0.2
     clip_high: float = 0.2
     needs_group: bool = True
+    samples: bool = True
 
 
 ESTIMATORS = {
@@ -450,6 +452,7 @@ ESTIMATORS = {
     "reinforce++": Estimator("token", needs_group=False),
     "f_grpo": Estimator("sequence"),
     "unlikeliness": Estimator("sequence"),
+    "exact": Estimator("constant", needs_group=False, samples=False),  # the infinite batch: see `exact_objective`
 }
 
 
@@ -669,14 +672,14 @@ class Method(NamedTuple):
 
 
 def parse_method(name: str) -> Method:
-    """Raises UserError for a name that is not an estimator with +iac, +dlc or +iac+dlc behind it.
+    """Raises UserError for a name that is not an estimator with +iac, +dlc or +iac+dlc behind it (`exact`: bare).
 
     >>> parse_method("reinforce+++iac")
     Method(name='reinforce+++iac', estimator='reinforce++', iac=True, dlc=False)
     """
     for ending in ("+iac+dlc", "+iac", "+dlc", ""):
         estimator = name.removesuffix(ending)
-        if estimator in ESTIMATORS and name == estimator + ending:
+        if estimator in ESTIMATORS and name == estimator + ending and (ESTIMATORS[estimator].samples or not ending):
             return Method(name, estimator, "+iac" in ending, "+dlc" in ending)
     raise UserError(f"unknown method {name!r}: choose from {', '.join(ESTIMATORS)}, each with +iac, +dlc or +iac+dlc")
 
@@ -713,6 +716,10 @@ class Run:
         self.memory_optimizer = self.memory and make_optimizer(self.memory, settings.calibration.memory_learning_rate)
         self.listing = Listing(self.task, self.task.prompts)
         self.reference_probs = self.mode_probs(self.reference)  # (Q, M)
+        self.trained = Listing(self.task, self.task.train)
+        self.tree = None  # all completions, where an exact KL is summed over them
+        if method.estimator == "exact" and self.update.beta:
+            self.tree = Tree(self.reference, self.task, self.task.train, min_mass=1e-4, temperature=self.temperature)
         self.step = 0
         self.rows: list[dict] = []  # evaluations so far
         self.window: dict[str, list[float]] = {name: [] for name in LOG}  # logged since the last evaluation
@@ -754,43 +761,78 @@ class Run:
 
 def train(run: Run, tick=lambda: None, checkpoint=lambda run: None, stopped=lambda: False) -> None:
     """Train until the last step or until `stopped()`. Calls `tick` each step, `checkpoint` each evaluation and last."""
-    sampling, calibration = run.settings.sampling, run.settings.calibration
     steps, every = run.settings.experiment.steps, run.settings.experiment.evaluate_every
     if not run.rows:
         evaluate(run)
     while run.step < steps and not stopped():
-        # 1. Choose prompts and draw a group of completions for each, from policy - mu * memory where DLC is on.
-        order = torch.randperm(len(run.task.train), generator=run.generator, device=run.device).tolist()
-        prompts = [run.task.train[i] for i in order[: run.prompts_a_step]]
-        tokens = encode_prompts(run.task, prompts).to(run.device)
-        length, memory = run.task.max_new_tokens, {"memory": run.memory, "mu": calibration.mu}
-        batch = rollout(run.policy, tokens, sampling.group_size, length, run.generator, run.temperature, **memory)
-        # 2. The verifier says what is right.
-        rewards = verify(run.task, prompts, batch)  # (Q, G)
-        log_batch(run, rewards, batch)
-        # 3. The memory learns what was drawn.
-        if run.memory is not None:
-            train_memory(run, batch, rewards)
-        # 4. DAPO sets mixed groups aside until they fill a batch; what it drew counts all the same.
-        if run.method.estimator == "dapo":
-            batch, rewards = wait_for_spread(run, batch, rewards, run.prompts_a_step)
-        # 5. Advantages, calibrated by IAC; then the policy's step.
-        if batch is not None:
-            reference_logprobs = score_reference(run, batch)
-            penalty = kl_penalty(run, batch, reference_logprobs)
-            gamma, beta = run.update.f_grpo_gamma, run.update.unlikeliness_beta
-            advantages = estimate_advantages(run.method.estimator, rewards, penalty, batch, gamma, beta)
-            if run.method.iac:
-                advantages = inverse_success_calibration(advantages, rewards, calibration.alpha, calibration.iac_divide)
-            batch, advantages = apply_importance(batch, advantages, calibration.importance)
-            update_policy(run, batch, advantages, reference_logprobs)
-        # 6. Measure exactly, and save.
+        sampled_step(run) if ESTIMATORS[run.method.estimator].samples else exact_step(run)
         run.step += 1
         tick()
         if run.step % every == 0 or run.step == steps:
             evaluate(run)
             checkpoint(run)
     checkpoint(run)
+
+
+def sampled_step(run: Run) -> None:
+    """One batch: sample, verify, learn. The whole of GRPO with its calibrations, in order."""
+    sampling, calibration = run.settings.sampling, run.settings.calibration
+    # 1. Choose prompts and draw a group of completions for each, from policy - mu * memory where DLC is on.
+    order = torch.randperm(len(run.task.train), generator=run.generator, device=run.device).tolist()
+    prompts = [run.task.train[i] for i in order[: run.prompts_a_step]]
+    tokens = encode_prompts(run.task, prompts).to(run.device)
+    length, memory = run.task.max_new_tokens, {"memory": run.memory, "mu": calibration.mu}
+    batch = rollout(run.policy, tokens, sampling.group_size, length, run.generator, run.temperature, **memory)
+    # 2. The verifier says what is right.
+    rewards = verify(run.task, prompts, batch)  # (Q, G)
+    log_batch(run, rewards, batch)
+    # 3. The memory learns what was drawn.
+    if run.memory is not None:
+        train_memory(run, batch, rewards)
+    # 4. DAPO sets mixed groups aside until they fill a batch; what it drew counts all the same.
+    if run.method.estimator == "dapo":
+        batch, rewards = wait_for_spread(run, batch, rewards, run.prompts_a_step)
+        if batch is None:
+            return
+    # 5. Rewards become advantages, calibrated by IAC.
+    reference_logprobs = score_reference(run, batch)
+    penalty = kl_penalty(run, batch, reference_logprobs)
+    gamma, beta = run.update.f_grpo_gamma, run.update.unlikeliness_beta
+    advantages = estimate_advantages(run.method.estimator, rewards, penalty, batch, gamma, beta)  # (Q, G)
+    if run.method.iac:
+        advantages = inverse_success_calibration(advantages, rewards, calibration.alpha, calibration.iac_divide)
+    batch, advantages = apply_importance(batch, advantages, calibration.importance)
+    # 6. The policy's step.
+    update_policy(run, batch, advantages, reference_logprobs)
+
+
+def exact_step(run: Run) -> None:
+    """The infinite batch: one step up the summed probability of the listed modes, less beta times the exact KL."""
+    run.optimizer.zero_grad()
+    success = run.trained.log_probs(run.policy, run.temperature).exp().sum(-1)  # (Q,)
+    kl = run.tree.kl(run.policy) if run.tree else None
+    loss = -exact_objective(success, kl, run.update.beta, run.update.exact_std, run.update.kl_in).mean()
+    loss.backward()
+    take_step(run, loss=loss.item(), reward=success.mean().item())
+    if kl is not None:
+        run.log(kl=kl.mean().item())
+
+
+def exact_objective(
+    success: Tensor, kl: Tensor | None = None, beta: float = 0.0, normalize_std: bool = True, kl_in: str = "reward"
+) -> Tensor:
+    """What GRPO climbs with infinitely many completions, per prompt; `success` and `kl` (Q,) -> (Q,). Differentiable.
+
+    E[A] has the gradient of the success probability P over its standard deviation sqrt(P (1 - P)), held fixed. A KL in
+    the reward is divided with it (the KL's own variance is left out of the deviation: our choice), one in the loss not.
+
+    >>> exact_objective(torch.tensor([0.5, 0.5]), kl=torch.tensor([0.0, 0.1]), beta=1.0)
+    tensor([1.0000, 0.8000])
+    """
+    deviation = (success * (1 - success)).clamp(min=0).sqrt().detach() + 1e-6 if normalize_std else 1.0
+    if kl is None:
+        return success / deviation
+    return (success - beta * kl) / deviation if kl_in == "reward" else success / deviation - beta * kl
 
 
 def wait_for_spread(run: Run, batch: Rollout, rewards: Tensor, needed: int) -> tuple[Rollout | None, Tensor]:
@@ -837,7 +879,7 @@ def kl_penalty(run: Run, batch: Rollout, reference_logprobs: Tensor | None) -> T
 
 
 def update_policy(run: Run, batch: Rollout, advantages: Tensor, reference_logprobs: Tensor | None) -> None:
-    """`epochs` optimiser steps on one batch. Raises UserError where the gradient is not finite."""
+    """`epochs` optimiser steps on one batch, the gradient of each summed over micro-batches."""
     u = run.update
     weights = token_weights(batch.mask.flatten(0, 1), u.aggregate).view_as(batch.logprobs)  # (Q, G, T)
     share = batch.mask / batch.mask.sum()  # (Q, G, T)
@@ -849,14 +891,19 @@ def update_policy(run: Run, batch: Rollout, advantages: Tensor, reference_logpro
             loss, log = batch_loss(run, batch.pick(part), advantages[part], weights[part], share[part], reference)
             loss.backward()
             logged.append(log)
-        norm = nn.utils.clip_grad_norm_(run.policy.parameters(), u.max_grad_norm).item()
-        if not math.isfinite(norm):
-            where = f"{run.method.name} seed {run.seed}, step {run.step + 1}"
-            raise UserError(f"the gradient is {norm} ({where}); take a smaller --learning-rate")
-        run.optimizer.step()
-        run.log(grad_norm=norm, **{name: sum(log[name] for log in logged) for name in logged[0] if name != "off"})
+        take_step(run, **{name: sum(log[name] for log in logged) for name in logged[0] if name != "off"})
         if epoch == 0:
             run.log(first_ratio=max(log["off"] for log in logged))
+
+
+def take_step(run: Run, **logged: float) -> None:
+    """Clip the gradient, step, log. Raises UserError where the gradient is not finite, before anything moves."""
+    norm = nn.utils.clip_grad_norm_(run.policy.parameters(), run.update.max_grad_norm).item()
+    if not math.isfinite(norm):
+        where = f"{run.method.name} seed {run.seed}, step {run.step + 1}"
+        raise UserError(f"the gradient is {norm} ({where}); take a smaller --learning-rate")
+    run.optimizer.step()
+    run.log(grad_norm=norm, **logged)
 
 
 def batch_loss(
@@ -909,14 +956,14 @@ def log_batch(run: Run, rewards: Tensor, batch: Rollout) -> None:
 def evaluate(run: Run) -> None:
     """Add one row for the trained and one for the held-out prompts: exact measures, then the means of the log."""
     measured = mode_measures(run.listing, run.mode_probs(run.policy), run.reference_probs)  # name -> (Q,)
-    sampled = run.step * run.prompts_a_step * run.settings.sampling.group_size
+    drawn = run.prompts_a_step * run.settings.sampling.group_size * ESTIMATORS[run.method.estimator].samples
     logged = {name: sum(values) / len(values) if values else "" for name, values in run.window.items()}
     splits = {"train": slice(len(run.task.train)), "heldout": slice(len(run.task.train), None)}
     for split, rows in splits.items():
         head = {"method": run.method.name, "seed": run.seed, "step": run.step, "split": split}
         means = {name: float(values[rows].mean()) for name, values in measured.items()}
         tail = logged if split == "train" else dict.fromkeys(LOG, "")
-        run.rows.append(head | means | {"completions": sampled} | tail)
+        run.rows.append(head | means | {"completions": run.step * drawn} | tail)
     run.window = {name: [] for name in LOG}
 
 

@@ -7,7 +7,7 @@ L tokens of a prompt and its longest completion, P tokens of the longest prompt.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -28,6 +28,15 @@ def encode_prompts(task: Task, prompts: Sequence[str]) -> Tensor:
     """
     width = max(map(len, task.prompts))
     return torch.tensor([[PAD] * (width - len(p)) + task.encode(p) for p in prompts])
+
+
+def batched(items: list, size: int) -> Iterator[list]:
+    """The items in lists of at most `size`.
+
+    >>> list(batched([1, 2, 3], 2))
+    [[1, 2], [3]]
+    """
+    return (items[i : i + size] for i in range(0, len(items), size))
 
 
 class Listing:
@@ -61,13 +70,118 @@ class Listing:
 
         One batched forward pass. Differentiable: it is the whole of the infinite-batch objective.
         """
-        device = next((p.device for p in getattr(policy, "parameters", list)()), self.tokens.device)
-        tokens = self.tokens.to(device)
+        tokens = self.tokens.to(device_of(policy))
         logits = policy(tokens)[:, :-1] / temperature  # (R, L-1, V): position t scores token t+1
         token_log_probs = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1).cpu().double()
         summed = (token_log_probs * self.scored[:, 1:]).sum(1)  # (R,)
         result = torch.full((len(self.counts), int(self.counts.max())), -math.inf, dtype=torch.float64)
         return result.index_put((self.slots[:, 0], self.slots[:, 1]), summed)
+
+
+def device_of(policy: Callable[[Tensor], Tensor]) -> torch.device:
+    """Where a policy's parameters lie; the processor for a plain function."""
+    return next((p.device for p in getattr(policy, "parameters", list)()), torch.device("cpu"))
+
+
+class Tree:
+    """All completions of some prompts that a policy gives at least `min_mass`, found by walking its prefix tree.
+
+    A node is a prefix that has not ended: K of them over all prompts, each the beginning of one of R token rows. Every
+    node has one ended completion (the node, then stop), so the outcomes are the K ended ones and the cut ones, which
+    reach `max_new_tokens` without a stop. What falls under `min_mass` is left out, and `left_out` says how much.
+    """
+
+    def __init__(
+        self,
+        policy: Callable[[Tensor], Tensor],
+        task: Task,
+        prompts: Sequence[str],
+        min_mass: float = 1e-6,
+        temperature: float = 1.0,
+    ):
+        self.task, self.prompts, self.temperature = task, list(prompts), temperature
+        self.prompt_tokens = encode_prompts(task, prompts)
+        nodes, cut = self._walk(policy, min_mass)
+        inner = {node[:-1] for node in nodes + cut}  # (prompt index, *tokens) of every node with a node or a cut below
+        ends = [node for node in nodes if node not in inner] + cut
+        P = self.prompt_tokens.shape[1]
+        self.tokens = torch.full((len(ends), P + task.max_new_tokens), PAD)  # (R, L)
+        place = {}  # node -> (row, length): the first row that begins with it
+        for row, (q, *tokens) in enumerate(ends):
+            self.tokens[row, :P] = self.prompt_tokens[q]
+            self.tokens[row, P : P + len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+            for length in range(len(tokens) + 1):
+                place.setdefault((q, *tokens[:length]), (row, length))
+        self.node_at = torch.tensor([place[node] for node in nodes])  # (K, 2): row and number of tokens
+        self.cut_at = torch.tensor([place[node] for node in cut], dtype=torch.long).view(-1, 2)
+        self.node_owner = torch.tensor([node[0] for node in nodes])  # (K,) prompt index
+        self.owner = torch.tensor([node[0] for node in nodes + cut])  # (O,) prompt index of each outcome
+        self.texts = [task.decode(list(node[1:])) for node in nodes + cut]
+        self.lengths = torch.tensor([len(node) for node in nodes] + [len(node) - 1 for node in cut])  # stop included
+        self.ended = torch.arange(len(nodes) + len(cut)) < len(nodes)  # (O,)
+        with torch.no_grad():
+            self.reference = self.conditionals(policy)  # (R, L, V)
+
+    @torch.no_grad()
+    def _walk(self, policy, min_mass: float) -> tuple[list[tuple], list[tuple]]:
+        """Breadth first: the nodes and the cut completions with at least `min_mass`, as (prompt index, *tokens)."""
+        level = [((q,), 0.0) for q in range(len(self.prompts))]
+        nodes: list[tuple] = []
+        for _ in range(self.task.max_new_tokens):
+            nodes += [node for node, _ in level]
+            level = [child for part in batched(level, 4096) for child in self._children(policy, part, min_mass)]
+        return nodes, [node for node, _ in level]
+
+    def _children(self, policy, level: Sequence[tuple], min_mass: float) -> list[tuple]:
+        """The prefixes one token longer, with their log-probability; stops are left to the parent."""
+        prefixes = torch.tensor([node[1:] for node, _ in level], dtype=torch.long).view(len(level), -1)
+        tokens = torch.cat((self.prompt_tokens[[node[0] for node, _ in level]], prefixes), 1)
+        logits = policy(tokens.to(device_of(policy)))[:, -1] / self.temperature
+        last = logits.log_softmax(-1).cpu().double()
+        log_mass = last + torch.tensor([mass for _, mass in level], dtype=torch.float64)[:, None]  # (rows, V)
+        log_mass[:, STOP] = -math.inf
+        found = (log_mass >= math.log(min_mass)).nonzero().tolist()
+        return [((*level[row][0], token), log_mass[row, token].item()) for row, token in found]
+
+    def conditionals(self, policy: Callable[[Tensor], Tensor]) -> Tensor:
+        """log pi(token | prefix) at every position of every row: (R, L, V) float64. Differentiable."""
+        logits = policy(self.tokens.to(device_of(policy))) / self.temperature
+        return logits.log_softmax(-1).cpu().double()
+
+    def prefix_log_probs(self, conditionals: Tensor) -> Tensor:
+        """log pi of the first 0, 1, ..., T completion tokens of each row: (R, T+1)."""
+        P = self.prompt_tokens.shape[1]
+        each = conditionals[:, P - 1 : -1].gather(-1, self.tokens[:, P:, None])[..., 0]  # (R, T)
+        return torch.cat((torch.zeros_like(each[:, :1]), each.cumsum(1)), 1)
+
+    def outcome_log_probs(self, policy: Callable[[Tensor], Tensor]) -> Tensor:
+        """log pi of every outcome, ended ones first: (O,) float64. Differentiable."""
+        conditionals = self.conditionals(policy)
+        prefix = self.prefix_log_probs(conditionals)
+        row, length = self.node_at.T
+        ended = prefix[row, length] + conditionals[row, self.prompt_tokens.shape[1] - 1 + length, STOP]
+        return torch.cat((ended, prefix[self.cut_at[:, 0], self.cut_at[:, 1]]))
+
+    def by_prompt(self, values: Tensor) -> Tensor:
+        """Sum of one value per outcome over each prompt's outcomes: (O,) -> (Q,)."""
+        return torch.zeros(len(self.prompts), dtype=values.dtype).index_add(0, self.owner, values)
+
+    def left_out(self, policy: Callable[[Tensor], Tensor]) -> Tensor:
+        """Probability (Q,) of the completions that are not in the tree."""
+        return 1 - self.by_prompt(self.outcome_log_probs(policy).exp())
+
+    def kl(self, policy: Callable[[Tensor], Tensor]) -> Tensor:
+        """KL(policy || the policy the tree was made of) per prompt: (Q,) float64, differentiable.
+
+        Summed node by node, pi(prefix) KL(pi(. | prefix) || pi_ref(. | prefix)), so a pruned child still counts at
+        its parent; only what happens below it is missing, which has probability `left_out`.
+        """
+        conditionals, fixed = self.conditionals(policy), self.reference  # (R, L, V)
+        row, length = self.node_at.T
+        at = self.prompt_tokens.shape[1] - 1 + length
+        step = (conditionals[row, at].exp() * (conditionals[row, at] - fixed[row, at])).sum(-1)  # (K,)
+        value = self.prefix_log_probs(conditionals)[row, length].exp() * step
+        return torch.zeros(len(self.prompts), dtype=value.dtype).index_add(0, self.node_owner, value)
 
 
 def mode_measures(listing: Listing, probs: np.ndarray, reference_probs: np.ndarray) -> dict[str, np.ndarray]:
