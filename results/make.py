@@ -119,7 +119,7 @@ def make(name: str) -> None:
     config = {"ceilings": next(iter(configs.values()))["ceilings"], "variants": configs}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     text = report.write(out, rows, PICTURED.get(name))
-    (out / "table.txt").write_text(text.strip() + "\n")
+    (out / "table.txt").write_text(text.strip("\n") + "\n")
     print(text)
 
 
