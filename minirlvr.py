@@ -190,7 +190,6 @@ class Policy(nn.Module):
     """A decoder-only transformer; about 100k parameters at the default size.
 
     The loop asks a policy for three things: `start`, `step` and `completion_logits`.
-
     >>> policy = Policy(vocab_size=14, generator=torch.Generator().manual_seed(0))
     >>> policy(torch.tensor([[3, 4, 13]])).shape
     torch.Size([1, 3, 14])
@@ -264,7 +263,6 @@ class Policy(nn.Module):
 
 def text_mask(tokens: Tensor) -> Tensor:
     """(Q, T) bool: False on the padding before the first real token, True from there on, whatever comes.
-
     >>> text_mask(torch.tensor([[0, 0, 5, 0, 7]]))
     tensor([[False, False,  True,  True,  True]])
     """
@@ -294,7 +292,6 @@ def rollout(
     temperature: float = 1.0, memory: Policy | None = None, mu: float = 0.0
 ) -> Rollout:  # fmt: skip
     """Draw G completions for each of the prompts (Q, P), from softmax((policy - mu * memory) / temperature).
-
     >>> g = torch.Generator().manual_seed(0)
     >>> batch = rollout(Policy(14, g), torch.tensor([[3, 4, 13]]), group_size=2, max_new_tokens=5, generator=g)
     >>> batch.completions.shape, bool((batch.logprobs <= 0).all())
@@ -326,7 +323,6 @@ def rollout(
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     """log-probability of each token under its logits, in float32. logits (..., V), tokens (...) -> (...).
-
     >>> token_logprobs(torch.tensor([0.0, 0.0]), torch.tensor(1))
     tensor(-0.6931)
     """
@@ -348,7 +344,6 @@ def verify(task: Task, prompts: list[str], batch: Rollout) -> Tensor:
 
 def check_rewards(rewards: Tensor, prompts: list[str]) -> None:
     """Refuse rewards (Q, G) that are NaN or infinite, before they reach a mean; names the prompt.
-
     >>> check_rewards(torch.tensor([[1.0, float("nan")]]), ["12="])
     Traceback (most recent call last):
     ValueError: prompt '12=' has the rewards [1.0, nan]; a reward must be a finite number
@@ -363,7 +358,6 @@ def check_rewards(rewards: Tensor, prompts: list[str]) -> None:
 
 def grpo_advantages(rewards: Tensor, normalize_std: bool = True) -> Tensor:
     """GRPO: (r - mean) / std over the group (population std). Dr.GRPO (2503.20783): r - mean, normalize_std=False.
-
     >>> grpo_advantages(torch.tensor([[1.0, 0, 0, 0]]))
     tensor([[ 1.7320, -0.5773, -0.5773, -0.5773]])
     """
@@ -377,7 +371,6 @@ def grpo_advantages(rewards: Tensor, normalize_std: bool = True) -> Tensor:
 
 def rloo_advantages(rewards: Tensor) -> Tensor:
     """RLOO (2402.14740): r_i minus the mean of the others of its group. Raises ValueError for G < 2.
-
     >>> rloo_advantages(torch.tensor([[1.0, 0, 0, 0]]))
     tensor([[ 1.0000, -0.3333, -0.3333, -0.3333]])
     """
@@ -390,7 +383,6 @@ def rloo_advantages(rewards: Tensor) -> Tensor:
 def reinforce_pp_advantages(rewards: Tensor) -> Tensor:
     """REINFORCE++ (2501.03262): whitened over the whole batch, no group. Its KL term is --kl-in reward, summed over a
     completion's tokens (the paper takes it from each token on).
-
     >>> reinforce_pp_advantages(torch.tensor([[1.0, 1], [0, 0]])).round()
     tensor([[ 1.,  1.],
             [-1., -1.]])
@@ -402,7 +394,6 @@ def f_grpo_advantages(rewards: Tensor, gamma: float = 1.0, verified: Tensor | No
     """F-GRPO (2602.06717): GRPO's advantages, all of them, times (1 - |S+|/G)^gamma.
 
     `verified` holds the verifier's rewards, from which S+ is counted, where `rewards` carry a penalty.
-
     >>> f_grpo_advantages(torch.tensor([[1.0, 0, 0, 0]]))
     tensor([[ 1.2990, -0.4330, -0.4330, -0.4330]])
     """
@@ -412,7 +403,6 @@ def f_grpo_advantages(rewards: Tensor, gamma: float = 1.0, verified: Tensor | No
 
 def unlikeliness_rewards(rewards: Tensor, sequence_logprobs: Tensor, beta: float = 0.25) -> Tensor:
     """Unlikeliness (2506.02355): r_i (1 - beta rank_i / G), rank 0 the least likely of its group.
-
     >>> unlikeliness_rewards(torch.tensor([[1.0, 1, 0, 1]]), torch.tensor([[-1.0, -9, -5, -3]]))
     tensor([[0.8125, 1.0000, 0.0000, 0.8750]])
     """
@@ -422,7 +412,6 @@ def unlikeliness_rewards(rewards: Tensor, sequence_logprobs: Tensor, beta: float
 
 def overlong_penalty(lengths: Tensor, max_length: int, slack: int) -> Tensor:
     """DAPO (2503.14476, eq. 13): 0 up to max_length - slack tokens, then falling linearly to -1 at max_length.
-
     >>> overlong_penalty(torch.tensor([3, 4, 5]), max_length=5, slack=2)
     tensor([-0.0000, -0.5000, -1.0000])
     """
@@ -489,7 +478,6 @@ def inverse_success_calibration(
 
     Rare successes pull hard, an almost solved prompt hardly pulls; negative advantages stay. A larger step, too:
     with G = 8 a lone success gets 7 times its advantage, so a control with a matched learning rate belongs beside it.
-
     >>> rewards = torch.tensor([[1.0, 0, 0, 0]])
     >>> inverse_success_calibration(grpo_advantages(rewards), rewards)
     tensor([[ 5.1961, -0.5773, -0.5773, -0.5773]])
@@ -504,7 +492,6 @@ def calibrated_logits(policy_logits: Tensor, memory_logits: Tensor, mu: float) -
     """DLC (P1): what is sampled is softmax(policy logits - mu * memory logits). (..., V) -> (..., V).
 
     The memory network knows what was drawn before; taking it away draws what was forgotten.
-
     >>> calibrated_logits(torch.tensor([2.0, 0.0]), torch.tensor([4.0, 0.0]), mu=0.5).softmax(-1)
     tensor([0.5000, 0.5000])
     """
@@ -515,7 +502,6 @@ def memory_loss(logprobs: Tensor, mask: Tensor, keep: Tensor) -> Tensor:
     """The memory's cross-entropy on what was drawn: mean over the tokens of the kept completions, 0 if none is kept.
 
     logprobs and mask (N, T), keep (N,) bool.
-
     >>> logprobs, mask = torch.tensor([[-1.0, -3.0], [-9.0, -9.0]]), torch.ones(2, 2, dtype=torch.bool)
     >>> memory_loss(logprobs, mask, keep=torch.tensor([True, False]))
     tensor(2.)
@@ -534,7 +520,6 @@ def token_weights(
     sequence: 1/length within each completion, then the mean over completions (GRPO). token: all tokens alike (DAPO).
     constant: 1/(N * constant), the constant being T unless given (Dr.GRPO). Made for the whole batch, then cut into
     micro-batches: the sum over the parts is then the whole, whatever the lengths.
-
     >>> token_weights(torch.tensor([[True, True], [True, False]]), "sequence")
     tensor([[0.2500, 0.2500],
             [0.5000, 0.0000]])
@@ -553,7 +538,6 @@ def token_weights(
 
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: str = "token") -> Tensor:
     """policy / old policy, (N, T): of each token, or its geometric mean over the completion (GSPO, 2507.18071).
-
     >>> old, new, mask = torch.zeros(1, 2), torch.tensor([[0.2, 0.0]]), torch.ones(1, 2)
     >>> importance_ratio(new, old, mask), importance_ratio(new, old, mask, "sequence")
     (tensor([[1.2214, 1.0000]]), tensor([[1.1052, 1.1052]]))
@@ -576,7 +560,6 @@ def policy_loss(
 
     `weights` (N, T) replaces `aggregate` where this is one part of a larger batch. On the first update the ratio is 1,
     so with advantages that sum to 0 the loss is about 0; its gradient is not.
-
     >>> logprobs = torch.tensor([[-1.0], [-1.0]], requires_grad=True)
     >>> loss = policy_loss(logprobs, logprobs.detach(), torch.tensor([[1.0, -1.0]]), torch.ones(2, 1))
     >>> loss.backward()
@@ -593,7 +576,6 @@ def policy_loss(
 
 def is_clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """Where the clip takes the gradient: too high with A > 0, too low with A < 0. ratio (N, T) -> bool (N, T).
-
     >>> is_clipped(torch.tensor([[1.5], [1.5]]), torch.tensor([1.0, -1.0]), 0.2, 0.2).tolist()
     [[True], [False]]
     """
@@ -607,7 +589,6 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: Literal["k1"
     With d = log policy - log reference: k1 = d, k2 = d^2/2, k3 = exp(-d) - 1 + d. In expectation k1 and k3 *are* the
     KL; as a loss, differentiated with the samples held fixed, only k2 has the KL's gradient, k3 that of the reverse
     KL(reference || policy), and k1 none at all: it belongs in the reward.
-
     >>> kl_estimate(torch.tensor([0.5]), torch.tensor([0.0]), "k2")
     tensor([0.1250])
     """
@@ -624,7 +605,6 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: Literal["k1"
 
 def entropy(logits: Tensor) -> Tensor:
     """Entropy in nats of softmax(logits): (..., V) -> (...).
-
     >>> entropy(torch.zeros(4))
     tensor(1.3863)
     """
@@ -673,7 +653,6 @@ class Method(NamedTuple):
 
 def parse_method(name: str) -> Method:
     """Raises UserError for a name that is not an estimator with +iac, +dlc or +iac+dlc behind it (`exact`: bare).
-
     >>> parse_method("reinforce+++iac")
     Method(name='reinforce+++iac', estimator='reinforce++', iac=True, dlc=False)
     """
@@ -686,7 +665,6 @@ def parse_method(name: str) -> Method:
 
 def resolve_update(update: Update, estimator: Estimator) -> Update:
     """The update's settings with "as the estimator's paper has it" filled in: what really runs.
-
     >>> resolve_update(Update(), ESTIMATORS["dapo"]).clip_high
     0.28
     """
@@ -825,7 +803,6 @@ def exact_objective(
 
     E[A] has the gradient of the success probability P over its standard deviation sqrt(P (1 - P)), held fixed. A KL in
     the reward is divided with it (the KL's own variance is left out of the deviation: our choice), one in the loss not.
-
     >>> exact_objective(torch.tensor([0.5, 0.5]), kl=torch.tensor([0.0, 0.1]), beta=1.0)
     tensor([1.0000, 0.8000])
     """
