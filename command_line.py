@@ -40,6 +40,7 @@ from minirlvr import (
     train,
 )
 from toy_tasks import TASKS, Task
+from toy_tasks import task as task_module
 from toy_tasks.exact import Listing
 
 FORMAT = ("minirlvr checkpoint", 1)  # the second number changes when older files no longer load
@@ -245,8 +246,8 @@ def restore_run(run: Run, path: Path) -> None:
 
 def load_reference(task: Task, shape: minirlvr.Shape) -> minirlvr.Policy:
     """The reference from the cache, or pretrained now and put there under a name that hashes all that made it."""
-    parts = (inspect.getmodule(type(task)), minirlvr.Block, minirlvr.Policy, pretrain_reference)
-    recipe = [*map(inspect.getsource, parts), dataclasses.asdict(shape), torch.__version__, platform.machine()]
+    code = [inspect.getsource(part) for part in (minirlvr, task_module, inspect.getmodule(type(task)))]
+    recipe = [*code, dataclasses.asdict(shape), torch.__version__, platform.machine()]
     name = f"reference-{task.name}-{hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]}.pt"
     path = Path(os.environ.get("MINIRLVR_CACHE", Path(__file__).parent / ".cache")) / name
     policy = minirlvr.Policy(task.vocab_size, torch.Generator(), shape.layers, shape.width, shape.heads)

@@ -1,0 +1,146 @@
+"""Checkers of the exercises: each tries an answer against brute force and prints "right: ..." or "not yet: ...".
+
+They are written the slow way, one number at a time. Spoiler: the answers can be read out of them; try first.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+GROUPS = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0], [0, 1, 0, 1]]
+
+
+def _batches() -> list[Tensor]:
+    """Batches of rewards (Q, G): a single group, all kinds of groups, and random ones of other sizes."""
+    generator = torch.Generator().manual_seed(0)
+    random = [torch.randint(0, 2, (Q, G), generator=generator).float() for Q, G in ((1, 2), (3, 8), (5, 5), (16, 8))]
+    single = [[1, 1, 0, 0, 0]]  # its counts, 2 and 3, differ from each other and from 1: each mistake shows
+    return [torch.tensor(single).float(), torch.tensor(GROUPS).float(), *random]
+
+
+def _grpo(rewards: Tensor) -> Tensor:
+    """(r - mean) / std of each group, population std, 0 for a flat group."""
+    rows = []
+    for group in rewards.tolist():
+        mean = sum(group) / len(group)
+        std = math.sqrt(sum((r - mean) ** 2 for r in group) / len(group))
+        rows.append([(r - mean) / std if std > 0 else 0.0 for r in group])
+    return torch.tensor(rows)
+
+
+def _iac(advantages: Tensor, rewards: Tensor, alpha: float) -> Tensor:
+    rows = []
+    for values, group in zip(advantages.tolist(), rewards.tolist(), strict=True):
+        failures = sum(r <= 0 for r in group)
+        rows.append([a * failures**alpha if a > 0 else a for a in values])
+    return torch.tensor(rows)
+
+
+def _call(function: Callable, *arguments, like: Tensor) -> tuple[Tensor | None, str]:
+    """What the student's function gives for copies of the arguments, or None and what is wrong with it."""
+    name = getattr(function, "__name__", "your function")
+    before = [x.clone() if isinstance(x, Tensor) else x for x in arguments]
+    try:
+        answer = function(*arguments)
+    except NotImplementedError:
+        return None, f"{name} is still empty; write its body and run the cell again"
+    except Exception as error:  # whatever a student's first draft raises is a hint, not a crash
+        return None, f"{name} raised {type(error).__name__}: {error}"
+    if any(isinstance(x, Tensor) and not x.equal(old) for x, old in zip(arguments, before, strict=True)):
+        return None, f"{name} changed its argument in place; make a new tensor"
+    if answer is None or answer is ...:
+        return None, f"{name} returns nothing yet"
+    if not isinstance(answer, Tensor):
+        return None, f"{name} must return a tensor, it returned a {type(answer).__name__}"
+    if answer.shape != like.shape:
+        return None, f"{name} returned shape {tuple(answer.shape)} for input of shape {tuple(like.shape)}"
+    return answer.float(), ""
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
+def _first_wrong_group(answer: Tensor, truth: Tensor) -> int:
+    return next(q for q in range(len(truth)) if not _same(answer[q], truth[q]))
+
+
+def _rounded(row: Tensor) -> str:
+    return str([round(x, 3) for x in row.tolist()])
+
+
+def check_iac(function: Callable[[Tensor, Tensor, float], Tensor]) -> None:
+    """Exercise 1: function(advantages, rewards, alpha) -> calibrated advantages, all tensors (Q, G)."""
+    for alpha in (1.0, 2.0, 0.5):
+        for rewards in _batches():
+            advantages = _grpo(rewards)
+            answer, wrong = _call(function, advantages.clone(), rewards.clone(), alpha, like=advantages)
+            if answer is None:
+                return print(f"not yet: {wrong}")
+            truth = _iac(advantages, rewards, alpha)
+            if not _same(answer, truth):
+                return print(f"not yet: {_iac_hint(answer, advantages, rewards, truth, alpha)}")
+    print("right: it agrees with brute force on every batch and every alpha that was tried")
+
+
+def _iac_hint(answer: Tensor, advantages: Tensor, rewards: Tensor, truth: Tensor, alpha: float) -> str:
+    q = _first_wrong_group(answer, truth)
+    case = f"for the rewards {rewards[q].int().tolist()} and alpha = {alpha:g} you return {_rounded(answer[q])}"
+    negative, positive = advantages < 0, advantages > 0
+    if answer.isnan().any():
+        return f"{case}; a group without any success has nothing to multiply"
+    if not _same(answer[negative], truth[negative]):
+        return f"{case}; look at the negative advantages: what does IAC do to them?"
+    if alpha != 1:
+        return f"{case}; it is right for alpha = 1: where does alpha enter?"
+    if _same(answer[positive], advantages[positive]):
+        return f"{case}; the positive advantages are still what they were"
+    ratio = answer[positive] / truth[positive]
+    if _same(ratio, torch.full_like(ratio, 1 / rewards.shape[1])):
+        return f"{case}; that is the variant divided by G: the formula above has no such division"
+    if len(rewards) > 1:
+        return f"{case}; each group has a count of its own: along which axis do you count?"
+    return f"{case}; is your count the right answers or the wrong ones?"
+
+
+def check_diagnosis(suspect: Callable[[Tensor], Tensor], evidence, repair: Callable[[Tensor], Tensor]) -> None:
+    """Exercise 2: `evidence` is a batch of rewards on which `suspect` is not GRPO, `repair` is the mended function."""
+    wrong = _evidence_problem(suspect, evidence)
+    print(f"evidence, not yet: {wrong}" if wrong else "evidence, right: on this batch it is not GRPO")
+    for rewards in _batches():
+        answer, wrong = _call(repair, rewards.clone(), like=rewards)
+        if answer is None:
+            return print(f"repair, not yet: {wrong}")
+        truth = _grpo(rewards)
+        if not _same(answer, truth):
+            return print(f"repair, not yet: {_repair_hint(repair, answer, rewards, truth)}")
+    print("repair, right: it agrees with brute force on every batch that was tried")
+
+
+def _evidence_problem(suspect: Callable[[Tensor], Tensor], evidence) -> str:
+    if evidence is None or evidence is ...:
+        return "put a batch of rewards (Q, G) there, for example torch.tensor([[1.0, 0.0, 0.0]])"
+    evidence = torch.as_tensor(evidence)
+    if evidence.ndim != 2 or evidence.shape[1] < 2:
+        return f"rewards have the shape (Q, G) with G of at least 2, yours is {tuple(evidence.shape)}"
+    if not ((evidence == 0) | (evidence == 1)).all():
+        return "rewards are 0 or 1 here"
+    if _same(suspect(evidence.float()), _grpo(evidence)):
+        return "on this batch it does what GRPO does; what have all the batches in common that you tried?"
+    return ""
+
+
+def _repair_hint(repair: Callable, answer: Tensor, rewards: Tensor, truth: Tensor) -> str:
+    q = _first_wrong_group(answer, truth)
+    case = f"for the group {rewards[q].int().tolist()} you return {_rounded(answer[q])}"
+    if not answer.isfinite().all():
+        return f"{case}; a group in which all are right or all are wrong teaches nothing: its advantage is 0"
+    G = rewards.shape[1]
+    if _same(answer, truth * math.sqrt((G - 1) / G)):
+        return f"{case}; GRPO takes the population std, which divides by G and not by G - 1"
+    alone, _ = _call(repair, rewards[q : q + 1].clone(), like=rewards[:1])
+    if alone is not None and not _same(alone[0], answer[q]):
+        return f"{case}, but {_rounded(alone[0])} when it is the only group of its batch"
+    return f"{case}; GRPO gives something else even if this is the only group of its batch"

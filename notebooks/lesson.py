@@ -1,0 +1,183 @@
+"""What the lessons draw and print with, so that their cells can be about the idea. Nothing here learns."""
+
+import ast
+import inspect
+import io
+import itertools
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from IPython.display import Image, display
+from PIL import Image as Picture
+
+# Okabe and Ito's colours: one method has one colour in every figure.
+BLACK, PINK, GREEN, GREY = "#000000", "#CC79A7", "#009E73", "#8C8C8C"
+RED, ORANGE, SKY, BLUE = "#D55E00", "#E69F00", "#56B4E9", "#0072B2"
+
+Curve = Sequence[Mapping[str, float]]  # rows of one training, each with "step", "pass@1" and "effective modes"
+PANELS = (("pass@1", "pass@1 (probability)"), ("effective modes", "effective modes (number)"))
+
+
+def set_style() -> None:
+    plt.rcParams.update({"figure.constrained_layout.use": True, "font.size": 11})
+    plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True})
+    plt.rcParams.update({"grid.alpha": 0.25, "axes.axisbelow": True, "legend.frameon": False})
+
+
+def show(function: Callable) -> None:
+    """The source of a function of minirlvr, its docstring cut to the first line."""
+    source = textwrap.dedent(inspect.getsource(function))
+    body = ast.parse(source).body[0].body
+    lines = source.splitlines()
+    if ast.get_docstring(ast.parse(source).body[0]):
+        first, last = body[0].lineno - 1, body[0].end_lineno
+        summary = lines[first].rstrip().removesuffix('"""')
+        lines[first:last] = [summary + '"""']
+    text = "\n".join(lines)
+    display({"text/markdown": f"```python\n{text}\n```", "text/plain": text}, raw=True)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence]) -> None:
+    """Print columns: the first to the left, numbers to the right, floats with three digits behind the point."""
+    cells = [[f"{x:.3f}" if isinstance(x, float | np.floating) else str(x) for x in row] for row in [head, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for first, *others in cells:
+        print(first.ljust(widths[0]), *(x.rjust(w) for x, w in zip(others, widths[1:], strict=True)), sep="   ")
+
+
+def summary(runs: Mapping[str, Sequence[Curve]], reference: Mapping[str, float]) -> None:
+    """The last row of every training: the mean over seeds, and the lowest and highest seed."""
+
+    def cell(curves: Sequence[Curve], name: str) -> str:
+        last = [curve[-1][name] for curve in curves]
+        return f"{np.mean(last):.2f} ({min(last):.2f} to {max(last):.2f})"
+
+    rows = [[label, *(cell(curves, name) for name, _ in PANELS)] for label, curves in runs.items()]
+    table(["mean (lowest to highest seed)", *(name for name, _ in PANELS)], [
+        ["reference", *(f"{reference[name]:.2f}" for name, _ in PANELS)], *rows,
+    ])  # fmt: skip
+
+
+def modes_at(curve: Curve, level: float) -> float:
+    """Effective modes where pass@1 first reaches `level`, on a straight line between two evaluations.
+
+    NaN if it never does.
+    """
+    for before, now in itertools.pairwise(curve):
+        if now["pass@1"] >= level:
+            share = (level - before["pass@1"]) / (now["pass@1"] - before["pass@1"])
+            return before["effective modes"] + share * (now["effective modes"] - before["effective modes"])
+    return float("nan")
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+def present(figure: plt.Figure) -> None:
+    """Show a figure as a PNG of 64 colours: sharp, and a quarter of the size, since outputs are committed."""
+    buffer, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(buffer, dpi=100)
+    plt.close(figure)
+    Picture.open(buffer).convert("RGB").quantize(64, dither=Picture.Dither.NONE).save(small, "PNG", optimize=True)
+    display(Image(small.getvalue(), width=int(figure.get_figwidth() * 80)))
+
+
+def draw_level(axis: plt.Axes, height: float, name: str) -> None:
+    """A grey line across the figure, its name on it."""
+    axis.axhline(height, color=GREY, linestyle=":" if name == "reference" else "-.", linewidth=1.5)
+    place = {"x": 0.985, "y": height, "transform": axis.get_yaxis_transform()}
+    side = "top" if name == "reference" else "bottom"
+    axis.text(**place, s=name, color="#666666", fontsize=9.5, ha="right", va=side)
+
+
+def draw_curves(runs: Mapping[str, Sequence[Curve]], colours: Mapping[str, str], ceiling: float) -> None:
+    """pass@1 and effective modes against steps: a thin line a seed, a thick one for their mean."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.9))
+    start = next(iter(runs.values()))[0][0]
+    for axis, (name, label), top in zip(axes, PANELS, (1.0, ceiling), strict=True):
+        for method, curves in runs.items():
+            steps = [row["step"] for row in curves[0]]
+            values = np.array([[row[name] for row in curve] for curve in curves])  # (seeds, steps)
+            if len(values) > 1:
+                axis.plot(steps, values.T, color=colours[method], linewidth=0.9, alpha=0.55)
+            axis.plot(steps, values.mean(0), color=colours[method], linewidth=2.6, label=method)
+        draw_level(axis, start[name], "reference")
+        draw_level(axis, top, "ceiling")
+        axis.set(xlabel="training step", ylabel=label, ylim=(0, 1.1 * top), xlim=(0, steps[-1]))
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    present(figure)
+
+
+def draw_plane(runs: Mapping[str, Sequence[Curve]], colours: Mapping[str, str], ceiling: float) -> None:
+    """Every method as a path through the plane of pass@1 and effective modes: a thin line a seed, a thick mean."""
+    figure, axis = plt.subplots(figsize=(8, 4.4))
+    for method, curves in runs.items():
+        x, y = (np.array([[row[name] for row in curve] for curve in curves]) for name, _ in PANELS)  # (seeds, steps)
+        axis.plot(x.T, y.T, color=colours[method], linewidth=0.9, alpha=0.55)
+        axis.plot(x.mean(0), y.mean(0), "o-", color=colours[method], markersize=4, linewidth=2.2, label=method)
+    axis.plot(x[0, 0], y[0, 0], "o", color=GREY, markersize=11)
+    axis.annotate("reference", (x[0, 0], y[0, 0]), (0, -18), textcoords="offset points", color="#666666")
+    draw_level(axis, ceiling, "ceiling")
+    axis.set(xlabel=PANELS[0][1], ylabel=PANELS[1][1], ylim=(0, 1.1 * ceiling), xlim=(0.45, 1))
+    axis.legend(loc="lower left")
+    present(figure)
+
+
+def draw_modes(modes: Sequence[str], panels: Mapping[str, Mapping[str, Sequence[float]]], colours: Mapping) -> None:
+    """Probability of every mode of one prompt and of all wrong answers together (hatched).
+
+    panels: title -> {name: probabilities of the modes}; several names in one panel stand side by side.
+    """
+    widths = [1 + 0.4 * (len(series) - 1) for series in panels.values()]
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(7 if len(panels) == 1 else 11, 3.3), sharey=True, squeeze=False, width_ratios=widths
+    )
+    for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
+        width, places = 0.8 / len(series), np.arange(len(modes) + 1)
+        for i, (name, probs) in enumerate(series.items()):
+            heights = [*probs, max(1 - sum(probs), 0)]
+            where = places + (i - (len(series) - 1) / 2) * width
+            bars = axis.bar(where, heights, width, color=colours[name], label=name)
+            bars[-1].set(hatch="///", edgecolor="white", alpha=0.55)
+        axis.set_xticks(places, [*modes, "wrong"], rotation=90 if len(panels) > 1 else 0)
+        axis.set(title=title, xlabel="answer")
+        axis.grid(axis="x", visible=False)
+        if len(series) > 1:
+            axis.legend()
+    axes[0, 0].set(ylabel="probability", ylim=(0, 1.05 * axes[0, 0].get_ylim()[1] if len(panels) == 1 else 1))
+    present(figure)
+
+
+def draw_clip(objective: Mapping[str, tuple], ratios: Mapping[str, Sequence[float]], colours: Mapping) -> None:
+    """objective: advantage -> (ratios, objective); ratios: name -> the ratio of every token after some steps."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.7))
+    for name, (x, y) in objective.items():
+        left.plot(x, y, color=colours[name], linewidth=2.6, label=name)
+    left.axvspan(0.8, 1.2, color=GREY, alpha=0.2, linewidth=0)
+    left.set(xlabel="ratio (policy now / policy that drew)", ylabel="objective of one token")
+    left.set(title="The clipped objective")
+    for name, values in ratios.items():
+        share = np.linspace(0, 100, len(values))
+        right.plot(share, np.sort(np.asarray(values)), color=colours[name], linewidth=2.6, label=name)
+    right.axhspan(0.8, 1.2, color=GREY, alpha=0.2, linewidth=0)
+    right.set(xlabel="tokens of the batch, lowest ratio first (%)", ylabel="ratio", yscale="log", ylim=(5e-3, 30))
+    right.set(title="Ratios after 8 steps on one batch", xlim=(0, 100))
+    for axis in (left, right):
+        axis.legend(loc="upper left" if axis is right else "center left")
+    present(figure)
+
+
+def draw_weights(right: Sequence[int], advantages: Mapping[str, Sequence[float]], colours: Mapping) -> None:
+    """The advantage of a right answer against how many of its group are right."""
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    for name, values in advantages.items():
+        axis.plot(right, values, "o-", color=colours[name], linewidth=2.2, label=name)
+    axis.set(xlabel=f"right answers in a group of {right[-1] + 1}", ylabel="advantage of a right answer")
+    axis.set(yscale="log")
+    axis.set_yticks([0.3, 1, 3, 10], ["0.3", "1", "3", "10"])
+    axis.minorticks_off()
+    axis.legend()
+    present(figure)

@@ -1,0 +1,177 @@
+"""The lessons: every notebook runs from a clean kernel, is committed with its outputs, and its checkers are just."""
+
+import math
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+
+from minirlvr import grpo_advantages, inverse_success_calibration
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+sys.path.append(str(FOLDER))
+
+from checkers import check_diagnosis, check_iac  # noqa: E402
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_cells(path: Path) -> list:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def test_there_is_a_notebook():
+    assert NOTEBOOKS
+
+
+@each_notebook
+def test_it_runs_from_a_clean_kernel(path):
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    client = NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}})
+    client.execute()  # raises at the first cell with an error
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+
+
+@each_notebook
+def test_it_is_committed_as_it_ran(path):
+    nbformat.validate(nbformat.read(path, as_version=4))
+    cells = code_cells(path)
+    counts = [cell.execution_count for cell in cells]
+    assert counts == list(range(1, len(cells) + 1)), "run it from top to bottom in a clean kernel, then save"
+    for cell in cells:
+        kinds = [kind for output in cell.outputs for kind in output.get("data", {})]
+        if re.search(r"^(lesson\.draw_|plt\.show)", cell.source, re.MULTILINE):
+            assert "image/png" in kinds, f"no figure in the outputs of:\n{cell.source}"
+        if re.search(r"^(print|lesson\.(table|summary)|check_)", cell.source, re.MULTILINE):
+            assert any(output.output_type == "stream" for output in cell.outputs), f"no text from:\n{cell.source}"
+
+
+@each_notebook
+def test_it_is_small_and_says_nothing_of_the_machine_that_ran_it(path):
+    assert path.stat().st_size < 600_000
+    for cell in code_cells(path):
+        assert "execution" not in cell.metadata  # times
+        for output in cell.outputs:
+            assert output.output_type != "error" and output.get("name") != "stderr"
+            text = str({k: v for k, v in output.get("data", {}).items() if k != "image/png"}) + output.get("text", "")
+            assert not re.search(r"(/home|/root|/tmp|/work|/Users|[A-Z]:\\)", text)
+
+
+@each_notebook
+def test_its_exercises_are_committed_unsolved(path):
+    answered = [
+        output.text for cell in code_cells(path) if "\ncheck_" in cell.source for output in cell.outputs if output.text
+    ]
+    assert all("not yet" in text and "right" not in text for text in answered)
+
+
+# --- the checkers ---------------------------------------------------------------------------------------------------
+
+
+def batch_std(rewards):
+    """Exercise 2's function: one std for the whole batch."""
+    return (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(correction=0) + 1e-6)
+
+
+def sample_std(rewards):
+    return (rewards - rewards.mean(-1, keepdim=True)) / (rewards.std(-1, keepdim=True) + 1e-6)
+
+
+def iac_by_hand(advantages, rewards, alpha=1.0):
+    failures = (rewards == 0).sum(-1, keepdim=True)
+    return torch.where(advantages > 0, advantages * failures**alpha, advantages)
+
+
+def in_place(advantages, rewards, alpha=1.0):
+    advantages *= 2
+    return advantages
+
+
+def stub(*arguments):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("answer", [iac_by_hand, inverse_success_calibration])
+def test_iac_right(answer, capsys):
+    check_iac(answer)
+    assert capsys.readouterr().out.startswith("right:")
+
+
+@pytest.mark.parametrize(
+    "answer, hint",
+    [
+        (stub, "still empty"),
+        (lambda a, r, alpha: None, "returns nothing"),
+        (lambda a, r, alpha: 1.0, "must return a tensor"),
+        (lambda a, r, alpha: a[0], "shape"),
+        (lambda a, r, alpha: a.no_such_thing, "AttributeError"),
+        (lambda a, r: a, "TypeError"),
+        (in_place, "in place"),
+        (lambda a, r, alpha: a, "still what they were"),
+        (lambda a, r, alpha: a * (r == 0).sum(-1, keepdim=True) ** alpha, "negative"),
+        (lambda a, r, alpha: torch.where(a > 0, a * r.sum(-1, keepdim=True) ** alpha, a), "right answers or the wrong"),
+        (lambda a, r, alpha: torch.where(a > 0, a * (r == 0).sum() ** alpha, a), "along which axis"),
+        (lambda a, r, alpha: inverse_success_calibration(a, r, alpha, divide_by_group=True), "divided by G"),
+        (lambda a, r, alpha: iac_by_hand(a, r), "where does alpha enter"),
+        (lambda a, r, alpha: iac_by_hand(a, r, alpha) / r.amax(-1, keepdim=True), "not|nothing to multiply"),
+    ],
+)
+def test_iac_wrong(answer, hint, capsys):
+    check_iac(answer)
+    printed = capsys.readouterr().out
+    assert printed.startswith("not yet:") and re.search(hint, printed)
+
+
+def grpo_by_hand(rewards):
+    std = rewards.std(-1, correction=0, keepdim=True)
+    return torch.where(std > 0, (rewards - rewards.mean(-1, keepdim=True)) / std.clamp(min=1e-9), 0.0)
+
+
+@pytest.mark.parametrize("repair", [grpo_by_hand, grpo_advantages])
+def test_diagnosis_right(repair, capsys):
+    check_diagnosis(batch_std, torch.tensor([[1.0, 0.0], [0.0, 0.0]]), repair)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("evidence, right") and second.startswith("repair, right")
+
+
+@pytest.mark.parametrize(
+    "evidence, hint",
+    [
+        (None, "put a batch"),
+        (torch.tensor([1.0, 0.0]), "shape"),
+        (torch.tensor([[1.0], [0.0]]), "shape"),
+        (torch.tensor([[0.5, 2.0]]), "0 or 1"),
+        (torch.tensor([[1.0, 0.0, 0.0]]), "does what GRPO does"),  # a single group: nothing to mix up
+        ([[1, 0], [0, 1]], "does what GRPO does"),
+    ],
+)
+def test_evidence_wrong(evidence, hint, capsys):
+    check_diagnosis(batch_std, evidence, grpo_by_hand)
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("evidence, not yet") and hint in first
+
+
+@pytest.mark.parametrize(
+    "repair, hint",
+    [
+        (stub, "still empty"),
+        (batch_std, "only group of its batch"),
+        (sample_std, "population std"),
+        (lambda r: (r - r.mean(-1, keepdim=True)) / r.std(-1, correction=0, keepdim=True), "teaches nothing"),
+        (lambda r: r - r.mean(-1, keepdim=True), "something else"),
+        (lambda r: torch.full_like(r, math.nan), "teaches nothing"),
+    ],
+)
+def test_repair_wrong(repair, hint, capsys):
+    check_diagnosis(batch_std, None, repair)
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed.startswith("repair, not yet") and hint in printed
