@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import inspect
 import json
-import math
 import multiprocessing
 import os
 import pickle
@@ -16,13 +15,14 @@ import shlex
 import signal
 import sys
 import time
+import typing
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -30,6 +30,8 @@ import minirlvr
 import report
 from minirlvr import (
     ESTIMATORS,
+    HEAD,
+    LOG,
     Method,
     Run,
     Settings,
@@ -41,7 +43,7 @@ from minirlvr import (
 )
 from toy_tasks import TASKS, Task
 from toy_tasks import task as task_module
-from toy_tasks.exact import Listing
+from toy_tasks.exact import MEASURES, Listing
 
 FORMAT = ("minirlvr checkpoint", 1)  # the second number changes when older files no longer load
 FREE_ON_RESUME = ("steps", "jobs", "device")
@@ -59,7 +61,7 @@ def parse_settings(argv: list[str] | None) -> Settings:
     settings = read_flags(argv, saved)
     given = {name: getattr(settings.experiment, name) for name in FREE_ON_RESUME}
     allowed = dataclasses.replace(
-        saved, experiment=dataclasses.replace(saved.experiment, **given), files=settings.files
+        saved, experiment=dataclasses.replace(saved.experiment, **given), files=minirlvr.Files(resume=folder)
     )
     if settings != allowed:
         flags = ", ".join(f"--{name}" for name in FREE_ON_RESUME)
@@ -93,16 +95,43 @@ def read_config(folder: Path) -> Settings:
     """The settings in a run folder's config.json. Raises UserError where there are none that this version knows."""
     try:
         saved = json.loads((folder / "config.json").read_text())["settings"]
-        groups = {part.name: part.type(**saved[part.name]) for part in dataclasses.fields(Settings)}
-        methods = tuple(groups["experiment"].methods)  # JSON has no tuples
-        groups["experiment"] = dataclasses.replace(groups["experiment"], methods=methods)
+        groups = {part.name: read_group(saved[part.name], part.type) for part in dataclasses.fields(Settings)}
         settings = Settings(**groups)
         check(settings)
     except OSError:
         raise UserError(f"--resume {folder}: no config.json can be read there; name a folder that a run made") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"--resume {folder}: its config.json is damaged or of another version ({error})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"--resume {folder}: its config.json is damaged or of another version ({reason})") from None
     return settings
+
+
+def read_group(saved: dict, group: type):
+    """One group of settings from JSON, every value of its declared type. Raises ValueError or TypeError."""
+    hints = typing.get_type_hints(group)
+    if not isinstance(saved, dict) or set(saved) != set(hints):
+        raise ValueError(f"{group.__name__} has other fields")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
+    for name, value in values.items():
+        if not fits(value, hints[name]):
+            raise ValueError(f"{name} is {value!r:.40}")
+    return group(**values)
+
+
+def fits(value, hint) -> bool:
+    """Is a value from JSON of a declared type?
+
+    >>> fits(1, float), fits(True, int), fits("k4", Literal["k1", "k2"]), fits(None, float | None)
+    (True, False, False, True)
+    """
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in options
+    if origin is tuple:
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    if options:  # float | None
+        return any(fits(value, option) for option in options)
+    return type(value) in ((int, float) if hint is float else (hint,))
 
 
 def check(settings: Settings) -> list[Method]:
@@ -141,14 +170,15 @@ def check_numbers(settings: Settings) -> None:
         | {"f_grpo_gamma": weight, "unlikeliness_beta": share},
         "calibration": {"alpha": (0, 100), "mu": (0, 100), "memory_learning_rate": rate}
         | {"memory_layers": (1, 100), "memory_width": (1, 10**5)},
+        "sharpening": {"sharpen_alpha": (0, 100), "beta_inverse": rate, "length_power": (0, 10)},
         "shape": {"layers": (1, 100), "width": (1, 10**5), "heads": (1, 1000)},
     }
     ranges["experiment"]["first_seed"] = (0, 2**31)
     for group, names in ranges.items():
         for name, (least, most) in names.items():
             value = getattr(getattr(settings, group), name)
-            if value is not None and not (math.isfinite(value) and least <= value <= most):
-                raise UserError(f"--{name.replace('_', '-')} is {value}: it must be from {least:g} to {most:g}")
+            if value is not None and not least <= value <= most:
+                raise UserError(f"--{name.replace('_', '-')} is {value!s:.40}: it must be from {least:g} to {most:g}")
 
 
 def check_task(task: Task) -> None:
@@ -212,8 +242,8 @@ def save(state: dict, path: Path) -> None:
     partial.replace(path)
 
 
-def load_checkpoint(path: Path) -> dict:
-    """What `Run.state` gave. Raises UserError for a file that is cut short, not ours or of another version.
+def load_checkpoint(path: Path, method: str, seed: int) -> dict:
+    """What `Run.state` gave. Raises UserError for a file cut short, not ours, of another version or of another run.
 
     Tensors and plain values only (weights_only): a file from a stranger runs no code.
     """
@@ -227,16 +257,24 @@ def load_checkpoint(path: Path) -> dict:
     if state.get("version") != FORMAT[1]:
         theirs = f"{state.get('version')!r:.20}"
         raise UserError(f"checkpoint {path} has format version {theirs}, this is {FORMAT[1]}: use its own minirlvr")
+    if (state.get("method"), state.get("seed")) != (method, seed):
+        theirs = f"{state.get('method')!s:.40} seed {state.get('seed')!s:.20}"
+        raise UserError(f"checkpoint {path} holds {theirs}; give it back its name")
+    rows, step = state.get("rows"), state.get("step")
+    if type(step) is not int or type(rows) is not list or not all(is_row(row, method, seed) for row in rows):
+        raise UserError(f"checkpoint {path} is damaged (its rows or its step); delete it to train that run again")
     return state
+
+
+def is_row(row, method: str, seed: int) -> bool:
+    """Is this a row of metrics.csv, of this run?"""
+    names = {*HEAD, *MEASURES, "completions", *LOG}
+    return isinstance(row, dict) and set(row) == names and (row["method"], row["seed"]) == (method, seed)
 
 
 def restore_run(run: Run, path: Path) -> None:
     """Put a run where its checkpoint was. Raises UserError where that holds another run or another shape."""
-    state = load_checkpoint(path)
-    if (state.get("method"), state.get("seed")) != (run.method.name, run.seed):
-        raise UserError(
-            f"checkpoint {path} holds {state.get('method')} seed {state.get('seed')}; give it back its name"
-        )
+    state = load_checkpoint(path, run.method.name, run.seed)
     try:
         run.restore(state)
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
@@ -247,8 +285,8 @@ def restore_run(run: Run, path: Path) -> None:
 def load_reference(task: Task, shape: minirlvr.Shape) -> minirlvr.Policy:
     """The reference from the cache, or pretrained now and put there under a name that hashes all that made it."""
     code = [inspect.getsource(part) for part in (minirlvr, task_module, inspect.getmodule(type(task)))]
-    recipe = [*code, dataclasses.asdict(shape), torch.__version__, platform.machine()]
-    name = f"reference-{task.name}-{hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]}.pt"
+    recipe = [*code, vars(task), dataclasses.asdict(shape), torch.__version__, platform.machine()]
+    name = f"reference-{task.name}-{hashlib.sha256(json.dumps(recipe, default=str).encode()).hexdigest()[:12]}.pt"
     path = Path(os.environ.get("MINIRLVR_CACHE", Path(__file__).parent / ".cache")) / name
     policy = minirlvr.Policy(task.vocab_size, torch.Generator(), shape.layers, shape.width, shape.heads)
     try:
@@ -348,7 +386,10 @@ def compare(settings: Settings) -> int:
     folder = open_folder(settings, methods, device)
     print(f"{task.name}: {len(task.train)} prompts to train on, {len(task.heldout)} held out; writing to {folder}/")
     torch.set_num_threads(1)
-    load_reference(task, settings.shape)  # made here once, before the workers look for it
+    try:
+        load_reference(task, settings.shape)  # made here once, before the workers look for it
+    except KeyboardInterrupt:
+        return say_stopped(folder)
     seeds = range(e.first_seed, e.first_seed + e.seeds)
     jobs = [Job(settings, method, seed, folder, device) for seed in seeds for method in methods]
     side_by_side = min(e.jobs or (available_cores() if device == "cpu" else 1), len(jobs))
@@ -359,16 +400,27 @@ def compare(settings: Settings) -> int:
         mistakes = run_all(jobs, side_by_side, stop, steps)
     finally:
         signal.signal(signal.SIGINT, before)
-    order = [job for method in methods for job in jobs if job.method == method]
-    rows = [row for job in order if job.checkpoint.exists() for row in load_checkpoint(job.checkpoint)["rows"]]
+    rows = []
+    for job in sorted(jobs, key=lambda job: (methods.index(job.method), job.seed)):
+        try:
+            rows += (
+                load_checkpoint(job.checkpoint, job.method.name, job.seed)["rows"] if job.checkpoint.exists() else []
+            )
+        except UserError as error:  # the others are reported all the same
+            mistakes.append(str(error))
     if rows:
         print(report.write(folder, rows))
     print(f"{time.time() - began:.0f} s; everything is in {folder}/")
     for mistake in sorted(set(mistakes)):
         print(f"minirlvr: {mistake}", file=sys.stderr)
     if stop.is_set():
-        print(f"stopped and saved; go on with: python minirlvr.py --resume {folder}", file=sys.stderr)
+        say_stopped(folder)
     return 2 if mistakes else 130 if stop.is_set() else 0
+
+
+def say_stopped(folder: Path) -> int:
+    print(f"stopped and saved; go on with: python minirlvr.py --resume {folder}", file=sys.stderr)
+    return 130
 
 
 def available_cores() -> int:

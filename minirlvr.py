@@ -44,7 +44,7 @@ class UserError(ValueError):
 class Experiment:
     """What is compared. One run is one method and one seed."""
 
-    task: str = "sums"  # Toy world: sums or countdown.
+    task: str = "sums"  # Toy world: sums, countdown or scratchpad.
     # Estimators (grpo, dr_grpo, dapo, rloo, reinforce++, f_grpo, unlikeliness), each with +iac, +dlc or +iac+dlc.
     methods: tuple[str, ...] = ("grpo", "grpo+iac", "grpo+dlc", "grpo+iac+dlc")
     seeds: int = 3  # Runs per method; intervals are over these.
@@ -72,6 +72,7 @@ class Sampling:
 
     prompts: int = 16  # Prompts a step (Q); all training prompts if there are fewer.
     group_size: int = 8  # Completions per prompt (G).
+    fixed_length: bool = False  # Sample on after the stop token, to the longest length: P2's control for length.
     temperature: float = 1.0  # Divides the logits when sampling, when scoring and when evaluating.
 
 
@@ -120,6 +121,17 @@ class Calibration:
 
 
 @dataclass(frozen=True)
+class Sharpening:
+    """P2's rewards, for methods that name one: sharpen, temper, tilt (with RLOO), or ESTIMATOR@REGIME."""
+
+    sharpen_alpha: float = 2.0  # Weight of the reference's log-probability; the optimum of temper is reference^alpha.
+    beta_inverse: float = 10.0  # tilt's optimum is reference^alpha * exp(beta_inverse * reward).
+    # How that log-probability counts: summed, per token, or per token^length_power.
+    normalize: Literal["sum", "mean", "weighted"] = "sum"
+    length_power: float = 0.5  # The power of the length that `--normalize weighted` divides by.
+
+
+@dataclass(frozen=True)
 class Shape:
     """Size of the toy policy."""
 
@@ -137,6 +149,7 @@ class Settings:
     sampling: Sampling = field(default_factory=Sampling)
     update: Update = field(default_factory=Update)
     calibration: Calibration = field(default_factory=Calibration)
+    sharpening: Sharpening = field(default_factory=Sharpening)
     shape: Shape = field(default_factory=Shape)
 
 
@@ -258,7 +271,7 @@ class Policy(nn.Module):
         logits, _ = self.extend(torch.cat((prompts, read), 1), branch, real)  # (Q, P + (T-1) G, V)
         prompt_end = prompts.shape[1]
         first = logits[:, prompt_end - 1, None, None].expand(-1, G, -1, -1)  # (Q, G, 1, V)
-        return torch.cat((first, logits[:, prompt_end:].view(Q, T - 1, G, -1).transpose(1, 2)), 2)
+        return torch.cat((first, logits[:, prompt_end:].view(Q, T - 1, G, logits.shape[-1]).transpose(1, 2)), 2)
 
 
 def text_mask(tokens: Tensor) -> Tensor:
@@ -289,7 +302,7 @@ class Rollout(NamedTuple):
 @torch.no_grad()
 def rollout(
     policy: Policy, prompts: Tensor, group_size: int, max_new_tokens: int, generator: torch.Generator,
-    temperature: float = 1.0, memory: Policy | None = None, mu: float = 0.0
+    temperature: float = 1.0, memory: Policy | None = None, mu: float = 0.0, fixed_length: bool = False
 ) -> Rollout:  # fmt: skip
     """Draw G completions for each of the prompts (Q, P), from softmax((policy - mu * memory) / temperature).
     >>> g = torch.Generator().manual_seed(0)
@@ -305,14 +318,17 @@ def rollout(
     logits, cache = policy.start(prompts, group_size)  # (Q, G, V)
     memory_logits, memory_cache = memory.start(prompts, group_size) if memory else (None, None)
     for t in range(max_new_tokens):
-        own = (logits / temperature).log_softmax(-1)
-        drawn_from = (calibrated_logits(logits, memory_logits, mu) / temperature).log_softmax(-1) if memory else own
+        own = (logits.float() / temperature).log_softmax(-1)  # float32 whatever the weights are
+        bent = calibrated_logits(logits, memory_logits, mu).float() if memory else None
+        drawn_from = own if bent is None else (bent / temperature).log_softmax(-1)
+        if not drawn_from.isfinite().all():
+            raise UserError("the logits to sample from are not finite; take a smaller --learning-rate or --mu")
         token = torch.multinomial(drawn_from.exp().flatten(0, 1), 1, generator=generator).view(shape[:2])
         mask[..., t] = going
         completions[..., t] = torch.where(going, token, PAD)
         logprobs[..., t] = own.gather(-1, token[..., None])[..., 0] * going
         sampler_logprobs[..., t] = drawn_from.gather(-1, token[..., None])[..., 0] * going
-        going = going & (token != STOP)
+        going = going & ((token != STOP) | fixed_length)
         if t + 1 == max_new_tokens or not going.any():
             break
         logits, cache = policy.step(token, cache)
@@ -351,6 +367,41 @@ def check_rewards(rewards: Tensor, prompts: list[str]) -> None:
     for prompt, row in zip(prompts, rewards, strict=True):
         if not row.isfinite().all():
             raise ValueError(f"prompt {prompt!r} has the rewards {row.tolist()}; a reward must be a finite number")
+
+
+REGIMES = ("task", "sharpen", "temper", "tilt")
+
+
+def sharpening_reward(
+    regime: str, rewards: Tensor, logprobs: Tensor, reference_logprobs: Tensor, lengths: Tensor,
+    alpha: float = 1.0, beta_inverse: float = 0.0, normalize: str = "sum", length_power: float = 0.5
+) -> Tensor:  # fmt: skip
+    """P2's reward of each completion, (Q, G): what climbing it on average ends in.
+
+    task: r. sharpen: alpha l_ref, the most likely completion. temper: (alpha - 1) l_ref + l_ref - l, reference^alpha.
+    tilt: r + temper / beta_inverse, reference^alpha exp(beta_inverse r). l_ref and l are *summed* log-probabilities
+    (Q, G) under the reference and the policy; only the first term's l_ref is divided by the length ("mean") or by
+    length^length_power ("weighted"). Raises ValueError for an unknown regime or, with tilt, beta_inverse <= 0.
+    >>> r, l = torch.tensor([[1.0, 0.0]]), torch.tensor([[-4.0, -2.0]])
+    >>> sharpening_reward("tilt", r, l, l, torch.tensor([[4, 2]]), alpha=2.0, beta_inverse=2.0)
+    tensor([[-1., -1.]])
+    """
+    if regime == "task":
+        return rewards.float()
+    if regime not in REGIMES:
+        raise ValueError(f"unknown regime {regime!r}; choose one of {', '.join(REGIMES)}")
+    powers = {"sum": 0.0, "mean": 1.0, "weighted": length_power}
+    if normalize not in powers:
+        raise ValueError(f"unknown normalize {normalize!r}; choose one of {', '.join(powers)}")
+    likelihood = reference_logprobs / lengths.clamp(min=1) ** powers[normalize]
+    if regime == "sharpen":
+        return alpha * likelihood
+    temper = (alpha - 1) * likelihood + reference_logprobs - logprobs.detach()
+    if regime == "temper":
+        return temper
+    if beta_inverse <= 0:
+        raise ValueError(f"beta_inverse is {beta_inverse}: tilt divides by it, so it must be above 0")
+    return rewards + temper / beta_inverse
 
 
 # === Advantages: rewards (Q, G) -> advantages (Q, G). A group with one reward for all has advantage 0. ===
@@ -449,6 +500,7 @@ def estimate_advantages(
     name: str, rewards: Tensor, penalty: Tensor, batch: Rollout, gamma: float = 1.0, beta: float = 0.25
 ) -> Tensor:
     """The advantages (Q, G) of estimator `name` for the verifier's `rewards` less a `penalty` (the KL; 0 without)."""
+    rewards = rewards.float()
     match name:
         case "grpo":
             return grpo_advantages(rewards - penalty)
@@ -542,7 +594,8 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level
     >>> importance_ratio(new, old, mask), importance_ratio(new, old, mask, "sequence")
     (tensor([[1.2214, 1.0000]]), tensor([[1.1052, 1.1052]]))
     """
-    log_ratio = ((logprobs - old_logprobs).float() * mask).clamp(-20, 20)  # exp(20) is finite, clipped anyway
+    log_ratio = (logprobs - old_logprobs).float().where(mask.bool(), 0.0)  # where, not times: 0 * inf is nan
+    log_ratio = log_ratio.clamp(-20, 20)  # exp(20) is finite, and clipped anyway
     if level == "sequence":
         mean = log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
         log_ratio = mean.expand_as(log_ratio)
@@ -647,20 +700,26 @@ class Method(NamedTuple):
 
     name: str
     estimator: str
+    regime: str
     iac: bool
     dlc: bool
 
 
 def parse_method(name: str) -> Method:
-    """Raises UserError for a name that is not an estimator with +iac, +dlc or +iac+dlc behind it (`exact`: bare).
-    >>> parse_method("reinforce+++iac")
-    Method(name='reinforce+++iac', estimator='reinforce++', iac=True, dlc=False)
+    """ESTIMATOR, REGIME (P2's estimator is RLOO) or ESTIMATOR@REGIME, then +iac, +dlc or +iac+dlc; `exact` only bare.
+
+    Raises UserError for any other name.
+    >>> parse_method("tilt+iac")
+    Method(name='tilt+iac', estimator='rloo', regime='tilt', iac=True, dlc=False)
     """
     for ending in ("+iac+dlc", "+iac", "+dlc", ""):
-        estimator = name.removesuffix(ending)
-        if estimator in ESTIMATORS and name == estimator + ending and (ESTIMATORS[estimator].samples or not ending):
-            return Method(name, estimator, "+iac" in ending, "+dlc" in ending)
-    raise UserError(f"unknown method {name!r}: choose from {', '.join(ESTIMATORS)}, each with +iac, +dlc or +iac+dlc")
+        stem = name.removesuffix(ending) if name.endswith(ending) else ""
+        estimator, at, regime = ("rloo", "@", stem) if stem in REGIMES else stem.partition("@")
+        known = estimator in ESTIMATORS and (regime in REGIMES if at else True)
+        if known and (ESTIMATORS[estimator].samples or not (ending or at)):
+            return Method(name, estimator, regime or "task", "+iac" in ending, "+dlc" in ending)
+    choices = ", ".join((*(name for name in ESTIMATORS if ESTIMATORS[name].samples), *REGIMES[1:]))
+    raise UserError(f"unknown method {name!r:.60}: choose from {choices}, each with +iac, +dlc or +iac+dlc, or exact")
 
 
 def resolve_update(update: Update, estimator: Estimator) -> Update:
@@ -673,6 +732,7 @@ def resolve_update(update: Update, estimator: Estimator) -> Update:
     return dataclasses.replace(update, **filled)
 
 
+HEAD = ("method", "seed", "step", "split")
 LOG = ("reward", "flat_groups", "cut_answers", "length", "loss", "grad_norm", "entropy", "first_ratio", "clip_fraction")
 LOG += ("kl", "memory_loss")  # README's glossary says what each means; "" where a run has none
 
@@ -680,9 +740,9 @@ LOG += ("kl", "memory_loss")  # README's glossary says what each means; "" where
 class Run:
     """All that changes while one method trains with one seed; `state` and `restore` lose nothing of it."""
 
-    def __init__(self, settings: Settings, method: Method, seed: int, reference: Policy, device: str = "cpu"):
+    def __init__(self, settings: Settings, method: Method, seed: int, reference: Policy, device="cpu", task=None):
         self.settings, self.method, self.seed, self.device = settings, method, seed, device
-        self.task = TASKS[settings.experiment.task]()
+        self.task: Task = task or TASKS[settings.experiment.task]()
         self.update = resolve_update(settings.update, ESTIMATORS[method.estimator])
         self.temperature = settings.sampling.temperature
         self.prompts_a_step = min(settings.sampling.prompts, len(self.task.train))
@@ -726,11 +786,12 @@ class Run:
 
     def state(self) -> dict:
         """Tensors and plain values only, so that loading it runs no code."""
-        plain = {name: getattr(self, name) for name in ("seed", "step", "rows", "window", "waiting")}
+        plain = {name: copy.deepcopy(getattr(self, name)) for name in ("seed", "step", "rows", "window", "waiting")}
         parts = {name: part.state_dict() for name, part in self.parts().items()}
         return plain | parts | {"method": self.method.name, "generator": self.generator.get_state()}
 
     def restore(self, state: dict) -> None:
+        state = copy.deepcopy(state)  # an optimiser goes on with the very tensors it is given
         for name, part in self.parts().items():
             part.load_state_dict(state[name])
         self.generator.set_state(state["generator"].cpu())
@@ -759,8 +820,8 @@ def sampled_step(run: Run) -> None:
     order = torch.randperm(len(run.task.train), generator=run.generator, device=run.device).tolist()
     prompts = [run.task.train[i] for i in order[: run.prompts_a_step]]
     tokens = encode_prompts(run.task, prompts).to(run.device)
-    length, memory = run.task.max_new_tokens, {"memory": run.memory, "mu": calibration.mu}
-    batch = rollout(run.policy, tokens, sampling.group_size, length, run.generator, run.temperature, **memory)
+    length, more = run.task.max_new_tokens, (run.memory, calibration.mu, sampling.fixed_length)
+    batch = rollout(run.policy, tokens, sampling.group_size, length, run.generator, run.temperature, *more)
     # 2. The verifier says what is right.
     rewards = verify(run.task, prompts, batch)  # (Q, G)
     log_batch(run, rewards, batch)
@@ -774,7 +835,7 @@ def sampled_step(run: Run) -> None:
             return
     # 5. Rewards become advantages, calibrated by IAC.
     reference_logprobs = score_reference(run, batch)
-    penalty = kl_penalty(run, batch, reference_logprobs)
+    penalty = kl_penalty(run, batch, reference_logprobs) + regime_penalty(run, batch, rewards, reference_logprobs)
     gamma, beta = run.update.f_grpo_gamma, run.update.unlikeliness_beta
     advantages = estimate_advantages(run.method.estimator, rewards, penalty, batch, gamma, beta)  # (Q, G)
     if run.method.iac:
@@ -840,7 +901,7 @@ def apply_importance(batch: Rollout, advantages: Tensor, kind: str) -> tuple[Rol
 @torch.no_grad()
 def score_reference(run: Run, batch: Rollout) -> Tensor | None:
     """log-probabilities (Q, G, T) of a batch under the reference; None where no KL term asks for them."""
-    if not run.update.beta:
+    if not run.update.beta and run.method.regime == "task":
         return None
     logits = run.reference.completion_logits(batch.prompts, batch.completions) / run.temperature
     return token_logprobs(logits, batch.completions)
@@ -848,11 +909,21 @@ def score_reference(run: Run, batch: Rollout) -> Tensor | None:
 
 def kl_penalty(run: Run, batch: Rollout, reference_logprobs: Tensor | None) -> Tensor:
     """beta times the KL of each completion, (Q, G), where the KL is in the reward; 0 elsewhere. Logs the KL."""
-    if reference_logprobs is None:
+    if not run.update.beta:
         return torch.zeros_like(batch.logprobs[..., 0])
     kl = kl_estimate(batch.logprobs, reference_logprobs, run.update.kl_kind) * batch.mask  # (Q, G, T)
     run.log(kl=(kl.sum() / batch.mask.sum()).item())
     return run.update.beta * kl.sum(-1) * (run.update.kl_in == "reward")
+
+
+def regime_penalty(run: Run, batch: Rollout, rewards: Tensor, reference_logprobs: Tensor | None) -> Tensor:
+    """What P2's regime takes off the verifier's reward, (Q, G); 0 for the task reward."""
+    if run.method.regime == "task":
+        return torch.zeros_like(rewards)
+    s, lengths = run.settings.sharpening, batch.mask.sum(-1)
+    likelihoods = batch.logprobs.sum(-1), (reference_logprobs * batch.mask).sum(-1)
+    options = s.sharpen_alpha, s.beta_inverse, s.normalize, s.length_power
+    return rewards - sharpening_reward(run.method.regime, rewards, *likelihoods, lengths, *options)
 
 
 def update_policy(run: Run, batch: Rollout, advantages: Tensor, reference_logprobs: Tensor | None) -> None:
@@ -900,7 +971,7 @@ def batch_loss(
     spread = entropy(logits)  # (N, T)
     if u.entropy_bonus:
         loss = loss - u.entropy_bonus * (weights * spread).sum()
-    if reference is not None and u.kl_in == "loss":
+    if u.beta and u.kl_in == "loss":
         loss = loss + u.beta * (weights * kl_estimate(logprobs, reference.flatten(0, 1), u.kl_kind)).sum()
     ratio = importance_ratio(logprobs.detach(), old, mask, u.ratio)
     clipped = is_clipped(ratio, advantages, u.clip_low, u.clip_high)
@@ -937,7 +1008,7 @@ def evaluate(run: Run) -> None:
     logged = {name: sum(values) / len(values) if values else "" for name, values in run.window.items()}
     splits = {"train": slice(len(run.task.train)), "heldout": slice(len(run.task.train), None)}
     for split, rows in splits.items():
-        head = {"method": run.method.name, "seed": run.seed, "step": run.step, "split": split}
+        head = dict(zip(HEAD, (run.method.name, run.seed, run.step, split), strict=True))
         means = {name: float(values[rows].mean()) for name, values in measured.items()}
         tail = logged if split == "train" else dict.fromkeys(LOG, "")
         run.rows.append(head | means | {"completions": run.step * drawn} | tail)

@@ -166,12 +166,19 @@ def draw_curves(axis, rows: list[dict], split: str, measure: str, ceiling: float
 
 
 def main(folders: list[str]) -> int:
+    if not folders:
+        print("report: name a run folder: python report.py runs/NAME", file=sys.stderr)
+        return 2
     for folder in map(Path, folders):
-        with open(folder / "metrics.csv", newline="") as file:
-            rows = list(csv.DictReader(file))
-        ceilings = json.loads((folder / "config.json").read_text())["ceilings"]
-        draw(folder / "collapse.png", rows, ceilings)
-        print(table(summarise(rows), rows))
+        try:
+            with open(folder / "metrics.csv", newline="") as file:
+                rows = list(csv.DictReader(file))
+            ceilings = json.loads((folder / "config.json").read_text())["ceilings"]
+            draw(folder / "collapse.png", rows, ceilings)
+            print(table(summarise(rows), rows))
+        except (OSError, KeyError, ValueError, IndexError, TypeError) as error:
+            print(f"report: {folder} is not the folder of a finished run ({error})", file=sys.stderr)
+            return 2
     return 0
 
 

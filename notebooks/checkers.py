@@ -3,6 +3,7 @@
 They are written the slow way, one number at a time. Spoiler: the answers can be read out of them; try first.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -38,20 +39,27 @@ def _iac(advantages: Tensor, rewards: Tensor, alpha: float) -> Tensor:
     return torch.tensor(rows)
 
 
-def _call(function: Callable, *arguments, like: Tensor) -> tuple[Tensor | None, str]:
-    """What the student's function gives for copies of the arguments, or None and what is wrong with it."""
+def _run(function: Callable, *arguments) -> tuple[object, str]:
+    """What the student's function returns, or None and what is wrong with it."""
     name = getattr(function, "__name__", "your function")
-    before = [x.clone() if isinstance(x, Tensor) else x for x in arguments]
     try:
         answer = function(*arguments)
     except NotImplementedError:
         return None, f"{name} is still empty; write its body and run the cell again"
     except Exception as error:  # whatever a student's first draft raises is a hint, not a crash
         return None, f"{name} raised {type(error).__name__}: {error}"
+    return (None, f"{name} returns nothing yet") if answer is None or answer is ... else (answer, "")
+
+
+def _call(function: Callable, *arguments, like: Tensor) -> tuple[Tensor | None, str]:
+    """What the student's function gives for copies of the arguments, or None and what is wrong with it."""
+    name = getattr(function, "__name__", "your function")
+    before = [x.clone() if isinstance(x, Tensor) else x for x in arguments]
+    answer, wrong = _run(function, *arguments)
     if any(isinstance(x, Tensor) and not x.equal(old) for x, old in zip(arguments, before, strict=True)):
         return None, f"{name} changed its argument in place; make a new tensor"
-    if answer is None or answer is ...:
-        return None, f"{name} returns nothing yet"
+    if wrong:
+        return None, wrong
     if not isinstance(answer, Tensor):
         return None, f"{name} must return a tensor, it returned a {type(answer).__name__}"
     if answer.shape != like.shape:
@@ -72,7 +80,7 @@ def _rounded(row: Tensor) -> str:
 
 
 def check_iac(function: Callable[[Tensor, Tensor, float], Tensor]) -> None:
-    """Exercise 1: function(advantages, rewards, alpha) -> calibrated advantages, all tensors (Q, G)."""
+    """Lesson 1, exercise 1: function(advantages, rewards, alpha) -> calibrated advantages, all tensors (Q, G)."""
     for alpha in (1.0, 2.0, 0.5):
         for rewards in _batches():
             advantages = _grpo(rewards)
@@ -106,7 +114,7 @@ def _iac_hint(answer: Tensor, advantages: Tensor, rewards: Tensor, truth: Tensor
 
 
 def check_diagnosis(suspect: Callable[[Tensor], Tensor], evidence, repair: Callable[[Tensor], Tensor]) -> None:
-    """Exercise 2: `evidence` is a batch of rewards on which `suspect` is not GRPO, `repair` is the mended function."""
+    """Lesson 1, exercise 2: on the rewards `evidence`, `suspect` is not GRPO; `repair` is the mended function."""
     wrong = _evidence_problem(suspect, evidence)
     print(f"evidence, not yet: {wrong}" if wrong else "evidence, right: on this batch it is not GRPO")
     for rewards in _batches():
@@ -144,3 +152,47 @@ def _repair_hint(repair: Callable, answer: Tensor, rewards: Tensor, truth: Tenso
     if alone is not None and not _same(alone[0], answer[q]):
         return f"{case}, but {_rounded(alone[0])} when it is the only group of its batch"
     return f"{case}; GRPO gives something else even if this is the only group of its batch"
+
+
+TAIL_CASES = ((0.6, 0.1, 3), (0.6, 0.1, 1), (0.5, 0.02, 2), (0.9, 0.3, 4), (0.3, 0.05, 6), (0.4, 0.4, 3), (0.5, 0.0, 3))
+
+
+def _tail_miss(p: float, tau: float, G: int) -> float:
+    """Adds up all 3^G groups of the mode, another right answer and a wrong one that are mixed and lack the mode."""
+    chance = {"mode": tau, "right": p - tau, "wrong": 1 - p}
+    groups = itertools.product(chance, repeat=G)
+    return sum(math.prod(chance[answer] for answer in group) for group in groups if set(group) == {"right", "wrong"})
+
+
+def _tail_mistakes(p: float, tau: float, G: int) -> dict[str, float]:
+    """Hint -> the value that the mistake gives."""
+    absent, all_right, all_wrong = (1 - tau) ** G, (p - tau) ** G, (1 - p) ** G
+    return {
+        "that counts every group without the mode, also those that are all right or all wrong": absent,
+        "that is the chance that the mode *is* drawn": 1 - absent,
+        "groups in which all answers are right are still counted": absent - all_wrong,
+        "groups in which all answers are wrong are still counted": absent - all_right,
+        "of the groups that are all right, take off only those that you had counted: the ones without the mode": (
+            absent - p**G - all_wrong
+        ),
+        "you multiplied two chances as if they had nothing to do with each other": absent * (1 - p**G - all_wrong),
+        "that is the chance of a mixed group, whether it holds the mode or not": 1 - p**G - all_wrong,
+    }
+
+
+def check_tail_miss(function: Callable[[float, float, int], float]) -> None:
+    """Lesson 2: function(p, tau, G) -> the chance that a group is mixed and lacks a mode of mass tau."""
+    for p, tau, G in TAIL_CASES:
+        answer, wrong = _run(function, p, tau, G)
+        if wrong:
+            return print(f"not yet: {wrong}")
+        try:
+            answer = float(answer)
+        except (TypeError, ValueError, RuntimeError):
+            return print(f"not yet: return one number, a probability; this is a {type(answer).__name__}")
+        truth = _tail_miss(p, tau, G)
+        if not abs(answer - truth) < 1e-6:
+            mistakes = _tail_mistakes(p, tau, G).items()
+            hint = next((hint for hint, value in mistakes if abs(value - answer) < 1e-6), "count the groups for G = 2")
+            return print(f"not yet: p = {p}, tau = {tau}, G = {G}: you return {answer:.4f}; {hint}")
+    print("right: it agrees with adding up all groups, for every p, tau and G that was tried")

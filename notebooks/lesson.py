@@ -60,6 +60,11 @@ def summary(runs: Mapping[str, Sequence[Curve]], reference: Mapping[str, float])
     ])  # fmt: skip
 
 
+def spread(mean: float, low: float, high: float, sign: str = "") -> str:
+    """A mean with its 95 % interval: "2.00 (1.50 to 2.50)"; `sign` = "+" writes the sign of positive ones, too."""
+    return f"{mean:{sign}.2f} ({low:{sign}.2f} to {high:{sign}.2f})"
+
+
 def modes_at(curve: Curve, level: float) -> float:
     """Effective modes where pass@1 first reaches `level`, on a straight line between two evaluations.
 
@@ -180,4 +185,117 @@ def draw_weights(right: Sequence[int], advantages: Mapping[str, Sequence[float]]
     axis.set_yticks([0.3, 1, 3, 10], ["0.3", "1", "3", "10"])
     axis.minorticks_off()
     axis.legend()
+    present(figure)
+
+
+# --- the lesson on sampling bias -----------------------------------------------------------------------------------
+
+Points = Sequence[tuple[int, float, float, float]]  # (G, mean, low, high); low = high where there is nothing to draw
+
+
+def draw_factors(names: Sequence[str], factors: Sequence[float], drawn: Sequence[int], right: Sequence[bool]) -> None:
+    """By how much each answer of a group is multiplied: bars up or down from 1; grey if it was not drawn."""
+    figure, axis = plt.subplots(figsize=(10, 4.2))
+    colours = [(BLUE if r else RED) if n else GREY for n, r in zip(drawn, right, strict=True)]
+    low, high = 1e-3, max(factors)
+    axis.bar(range(len(names)), np.array(factors) - 1, 0.75, bottom=1, color=colours)
+    for place, factor in enumerate(factors):
+        side = "top" if low < factor < 1 else "bottom"
+        text = f"{factor:.2g}" if factor > low else f"< {low:.2g}"
+        axis.annotate(text, (place, max(factor, low)), (0, -4 if low < factor < 1 else 4), textcoords="offset points",
+            ha="center", va=side, color=BLACK if factor > low else "white")  # fmt: skip
+    axis.axhline(1, color=BLACK, linewidth=1)
+    room = (high / low) ** 0.12
+    axis.set(yscale="log", ylim=(low, high * room), xlabel="answer, and how often it was drawn")
+    axis.set(ylabel="probability after / before")
+    times = ["never" if not n else "once" if n == 1 else f"{n} times" for n in drawn]
+    axis.set_xticks(range(len(names)), [f"{name}\n{n}" for name, n in zip(names, times, strict=True)])
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.grid(axis="x", visible=False)
+    for name, colour in {"drawn, right": BLUE, "drawn, wrong": RED, "not drawn": GREY}.items():
+        axis.bar([0], [0], bottom=1, color=colour, label=name)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    present(figure)
+
+
+def draw_objectives(x: Sequence[float], curves: Mapping[str, Sequence[float]], colours: Mapping, stated: float) -> None:
+    """Objectives over the probability of the first of two modes, each with its maximum marked."""
+    figure, axis = plt.subplots(figsize=(7.5, 4))
+    for name, y in curves.items():
+        best = int(np.argmax(y))
+        axis.plot(x, y, color=colours[name], linewidth=2.6, label=name)
+        axis.plot(x[best], y[best], "o", color=colours[name], markersize=9)
+        axis.annotate(f"maximum at {x[best]:.3f}", (x[best], y[best]), (0, 9), textcoords="offset points",
+            ha="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+    axis.axvline(stated, color=GREY, linestyle=":", linewidth=1.5)
+    axis.annotate(f"stated: {stated:.3f}", (stated, 0.03), (-5, 0), xycoords=("data", "axes fraction"),
+        textcoords="offset points", color="#666666", ha="right")  # fmt: skip
+    axis.set(xlabel="probability of the mode that was drawn", xlim=(0, 1))
+    axis.set(ylabel="objective (reward)", ylim=(-1.6, 1.3))
+    axis.legend(loc="upper left")
+    present(figure)
+
+
+def put_by_group(axis: plt.Axes, series: Mapping[str, Points], colours: Mapping[str, str]) -> None:
+    """One line a series over G, on a log axis, with 95 % intervals as bars; dashed without bars where it is exact."""
+    for name, points in series.items():
+        G, mean, low, high = (np.array(column) for column in zip(*points, strict=True))
+        if np.array_equal(low, high):
+            axis.plot(G, mean, "--", color=colours[name], linewidth=2.4, label=name, zorder=5)
+        else:
+            axis.errorbar(G, mean, (mean - low, high - mean), color=colours[name], fmt="o-", markersize=4.5,
+                linewidth=1.8, capsize=3, label=name)  # fmt: skip
+    ticks = [2**i for i in range(1, 1 + int(np.log2(max(G for points in series.values() for G, *_ in points))))]
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [str(G) for G in ticks])
+    axis.minorticks_off()
+    axis.set(xlabel="group size G (answers per prompt)")
+
+
+def draw_by_group(panels: Mapping[str, tuple[Mapping[str, Points], Mapping[str, float]]], colours: Mapping) -> None:
+    """panels: label of the y axis, perhaps after a title and a newline -> (series, horizontal lines)."""
+    width = 7.5 if len(panels) == 1 else 10
+    figure, axes = plt.subplots(1, len(panels), figsize=(width, 4.2), squeeze=False)
+    for axis, (label, (series, levels)) in zip(axes[0], panels.items(), strict=True):
+        *title, label = label.split("\n")
+        put_by_group(axis, series, colours)
+        for name, height in levels.items():
+            draw_level(axis, height, name)
+        axis.set(ylabel=label, ylim=(0, None), title="".join(title))
+        if levels:
+            axis.set(ylim=(0, 1.1 * max(levels.values())))
+    handles = {label: h for axis in axes[0] for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    present(figure)
+
+
+def draw_misses(formula: Mapping[str, Points], counted: Mapping[str, Points], colours: Mapping[str, str]) -> None:
+    """Probability against G: a formula as a line, counts as points with 95 % intervals."""
+    figure, axis = plt.subplots(figsize=(7.5, 4.2))
+    put_by_group(axis, formula, colours)
+    for name, points in counted.items():
+        G, mean, low, high = (np.array(column) for column in zip(*points, strict=True))
+        axis.errorbar(G, mean, (mean - low, high - mean), color=colours[name], fmt="o", markersize=5, capsize=3)
+    axis.errorbar([], [], [], color=BLACK, fmt="o", markersize=5, capsize=3, label="counted")
+    axis.set(ylabel="chance of a mixed group without the mode", ylim=(0, 1))
+    axis.legend(loc="upper right")
+    present(figure)
+
+
+def draw_climbs(
+    curves: Mapping[str, tuple], ends: Mapping[str, Points], colours: Mapping[str, str], levels: Mapping[str, float]
+) -> None:
+    """Left: name -> (steps, mean, low, high) of effective modes; right: where they end, against G."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
+    for name, (steps, mean, low, high) in curves.items():
+        left.plot(steps, mean, color=colours[name], linewidth=2.4, linestyle="--" if "exact" in name else "-")
+        left.fill_between(steps, low, high, color=colours[name], alpha=0.25, linewidth=0)
+    put_by_group(right, ends, colours)
+    for axis in (left, right):
+        for name, height in levels.items():
+            draw_level(axis, height, name)
+    left.set(xlabel="update", ylabel="effective modes (number)", ylim=(0, 1.12 * max(levels.values())), title="G = 4")
+    left.set(xlim=(0, steps[-1]))
+    right.set(title="After the last update")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     present(figure)

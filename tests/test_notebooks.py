@@ -11,12 +11,13 @@ import torch
 from nbclient import NotebookClient
 
 from minirlvr import grpo_advantages, inverse_success_calibration
+from toy_tasks.measures import tail_miss
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 sys.path.append(str(FOLDER))
 
-from checkers import check_diagnosis, check_iac  # noqa: E402
+from checkers import check_diagnosis, check_iac, check_tail_miss  # noqa: E402
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -175,3 +176,42 @@ def test_repair_wrong(repair, hint, capsys):
     check_diagnosis(batch_std, None, repair)
     printed = capsys.readouterr().out.splitlines()[-1]
     assert printed.startswith("repair, not yet") and hint in printed
+
+
+def tail_miss_by_counting(p, tau, G):
+    """Sum over the number n of right answers, from 1 to G - 1, all of other modes."""
+    return sum(math.comb(G, n) * (p - tau) ** n * (1 - p) ** (G - n) for n in range(1, G))
+
+
+@pytest.mark.parametrize("answer", [tail_miss, tail_miss_by_counting, lambda *a: torch.tensor(tail_miss(*a))])
+def test_tail_miss_right(answer, capsys):
+    check_tail_miss(answer)
+    assert capsys.readouterr().out.startswith("right:")
+
+
+@pytest.mark.parametrize(
+    "answer, hint",
+    [
+        (stub, "still empty"),
+        (lambda p, tau, G: None, "returns nothing"),
+        (lambda p, tau, G: "a half", "one number"),
+        (lambda p, tau, G: [0.5], "one number"),
+        (lambda p, tau, G: torch.zeros(2), "one number"),
+        (lambda p, tau: 0.5, "TypeError"),
+        (lambda p, tau, G: math.nan, "nan"),
+        (lambda p, tau, G: (1 - tau) ** G, "every group without the mode"),
+        (lambda p, tau, G: 1 - (1 - tau) ** G, "is\\* drawn"),
+        (lambda p, tau, G: (1 - tau) ** G - (1 - p) ** G, "all answers are right are still counted"),
+        (lambda p, tau, G: (1 - tau) ** G - (p - tau) ** G, "all answers are wrong are still counted"),
+        (lambda p, tau, G: (1 - tau) ** G - p**G - (1 - p) ** G, "only those that you had counted"),
+        (lambda p, tau, G: (1 - tau) ** G * (1 - p**G - (1 - p) ** G), "multiplied"),
+        (lambda p, tau, G: 1 - p**G - (1 - p) ** G, "whether it holds the mode or not"),
+        (lambda p, tau, G: 0.5, "for G = 2"),
+        (lambda p, tau, G: tail_miss(p, tau, 3), "for G = 2"),  # right in the first case only
+        (lambda p, tau, G: tail_miss(p, tau, G) if tau else 0.0, "tau = 0.0"),
+    ],
+)
+def test_tail_miss_wrong(answer, hint, capsys):
+    check_tail_miss(answer)
+    printed = capsys.readouterr().out
+    assert printed.startswith("not yet:") and re.search(hint, printed)

@@ -198,7 +198,7 @@ def test_plain_language_states_the_prompts_numbers(task):
     """A real model is told every number of the prompt."""
     for prompt in task.prompts:
         said = re.findall(r"\d+", task.plain_language(prompt))
-        *digits, target = re.findall(r"\d(?=\d*:)", prompt) + re.findall(r"\d+(?==)", prompt)
+        *digits, target = re.findall(r"\d(?=\d*[:+])", prompt) + re.findall(r"\d+(?==)", prompt)
         assert {*digits, target} <= set(said), prompt
 
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from toy_tasks import measures
 from toy_tasks.task import PAD, STOP, Task
 
+MEASURES = ("pass@1", "pass@8", "distinct@8", "effective_modes", "effective_classes", "retained_mass", "moderate")
+MEASURES += ("share_gained", "worst_drop", "pcmd", "support_kept", "support_gained", "support_lost")
 SUPPORT_THRESHOLD = 0.01  # a mode counts as within reach of the policy above this probability (our choice)
 
 
@@ -71,7 +73,7 @@ class Listing:
         One batched forward pass. Differentiable: it is the whole of the infinite-batch objective.
         """
         tokens = self.tokens.to(device_of(policy))
-        logits = policy(tokens)[:, :-1] / temperature  # (R, L-1, V): position t scores token t+1
+        logits = policy(tokens)[:, :-1].float() / temperature  # (R, L-1, V): position t scores token t+1
         token_log_probs = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1).cpu().double()
         summed = (token_log_probs * self.scored[:, 1:]).sum(1)  # (R,)
         result = torch.full((len(self.counts), int(self.counts.max())), -math.inf, dtype=torch.float64)
@@ -136,7 +138,7 @@ class Tree:
         """The prefixes one token longer, with their log-probability; stops are left to the parent."""
         prefixes = torch.tensor([node[1:] for node, _ in level], dtype=torch.long).view(len(level), -1)
         tokens = torch.cat((self.prompt_tokens[[node[0] for node, _ in level]], prefixes), 1)
-        logits = policy(tokens.to(device_of(policy)))[:, -1] / self.temperature
+        logits = policy(tokens.to(device_of(policy)))[:, -1].float() / self.temperature
         last = logits.log_softmax(-1).cpu().double()
         log_mass = last + torch.tensor([mass for _, mass in level], dtype=torch.float64)[:, None]  # (rows, V)
         log_mass[:, STOP] = -math.inf
@@ -145,7 +147,7 @@ class Tree:
 
     def conditionals(self, policy: Callable[[Tensor], Tensor]) -> Tensor:
         """log pi(token | prefix) at every position of every row: (R, L, V) float64. Differentiable."""
-        logits = policy(self.tokens.to(device_of(policy))) / self.temperature
+        logits = policy(self.tokens.to(device_of(policy))).float() / self.temperature
         return logits.log_softmax(-1).cpu().double()
 
     def prefix_log_probs(self, conditionals: Tensor) -> Tensor:
