@@ -196,3 +196,77 @@ def check_tail_miss(function: Callable[[float, float, int], float]) -> None:
             hint = next((hint for hint, value in mistakes if abs(value - answer) < 1e-6), "count the groups for G = 2")
             return print(f"not yet: p = {p}, tau = {tau}, G = {G}: you return {answer:.4f}; {hint}")
     print("right: it agrees with adding up all groups, for every p, tau and G that was tried")
+
+
+# (Q, O, D, G, trained, eta); the first shows every mistake by itself
+STEP_CASES = ((3, 5, 4, 6, 2, 0.5), (3, 4, 2, 3, 1, 2.0), (2, 6, 3, 8, 0, 0.1), (4, 3, 5, 2, 3, 1.0))
+
+
+def _step_case(Q: int, O: int, D: int, G: int, trained: int, eta: float) -> tuple:  # noqa: E741
+    """pi (Q, O), phi (Q, D), trained, sampled (G,) with an answer drawn twice, advantages (G,), eta."""
+    generator = torch.Generator().manual_seed(Q * O * D + G)
+    pi = torch.randn(Q, O, generator=generator).softmax(-1)
+    phi = torch.randn(Q, D, generator=generator)
+    sampled = torch.randint(0, O, (G,), generator=generator)
+    sampled[-1] = sampled[0]
+    return pi, phi, trained, sampled, 1 + torch.randn(G, generator=generator), eta
+
+
+def _logit_change(pi: Tensor, phi: Tensor, trained: int, sampled: Tensor, advantages: Tensor, eta: float) -> Tensor:
+    """eta (1/G) sum_j A_j (1[o = o_j] - pi(o|q)) phi(q) . phi(q'), one number at a time."""
+    rows, draws = [], list(zip(sampled.tolist(), advantages.tolist(), strict=True))
+    for other in phi.tolist():
+        product = sum(a * b for a, b in zip(other, phi[trained].tolist(), strict=True))
+        pulls = [sum(A * ((o == drawn) - p) for drawn, A in draws) for o, p in enumerate(pi[trained].tolist())]
+        rows.append([eta * product * pull / len(draws) for pull in pulls])
+    return torch.tensor(rows)
+
+
+def _step_mistakes(pi: Tensor, phi: Tensor, trained: int, sampled: Tensor, A: Tensor, eta: float) -> dict[str, Tensor]:
+    """Hint -> what the mistake gives."""
+    truth, G, Q = _logit_change(pi, phi, trained, sampled, A, eta), len(sampled), len(pi)
+
+    def other(pi=pi, phi=phi, trained=trained, A=A):
+        return _logit_change(pi, phi, trained, sampled, A, eta)
+
+    last = torch.tensor([sampled[j] not in sampled[j + 1 :] for j in range(G)])  # what `x[sampled] = A` leaves
+    once = torch.zeros_like(pi[0])
+    once[sampled[last]] = A[last]
+    once = (once - A.sum() * pi[trained]) / G * eta
+    own = torch.stack([other(pi=pi[q].expand_as(pi))[q] for q in range(Q)])
+    return {
+        "you add over the group; the objective is its mean": truth * G,
+        "where does the step size enter?": truth / eta,
+        "the sign is the wrong way round: a positive advantage raises what was drawn": -truth,
+        "the part with π is missing; a check with advantages that sum to 0 would not notice": other(pi=pi * 0),
+        "π is that of the question that is trained, for every row": own,
+        "an answer may be drawn twice: add its advantages, do not overwrite (index_add_, or one_hot)": (
+            (phi @ phi[trained])[:, None] * once
+        ),
+        "every question moves alike: where do the embeddings enter?": other(phi=torch.ones(Q, 1)),
+        "only the trained question moves: what do the others share with it?": (
+            truth * (torch.arange(Q) == trained)[:, None]
+        ),
+        "that is the cosine; these embeddings are not of length 1, the formula has the plain product": other(
+            phi=phi / phi.norm(dim=-1, keepdim=True)
+        ),
+        "another question is trained here: use the argument `trained`": other(trained=1),
+        "that is the change of log π; the exercise asks for the logits z": truth - (pi * truth).sum(-1, keepdim=True),
+    }
+
+
+def check_coupling(function: Callable) -> None:
+    """Lesson 3: function(pi, phi, trained, sampled, A, eta) -> the change of every logit of every question, (Q, O)."""
+    for sizes in STEP_CASES:
+        case = _step_case(*sizes)
+        answer, wrong = _call(function, *case, like=case[0])
+        if answer is None:
+            return print(f"not yet: {wrong}")
+        truth = _logit_change(*case)
+        if not _same(answer, truth):
+            q, o = (int(i) for i in ((answer - truth).abs() > 1e-4).logical_or(answer.isnan()).nonzero()[0])
+            known = _step_mistakes(*case).items()
+            hint = next((hint for hint, value in known if _same(answer, value)), "do it by hand for G = 1")
+            said = f"question {q}, answer {o}: you return {answer[q, o]:.4f}, it is {truth[q, o]:.4f}"
+            return print(f"not yet: with {len(case[0])} questions of which {case[2]} is trained, {said}; {hint}")
+    print("right: it agrees with brute force for every policy, embedding and group that was tried")

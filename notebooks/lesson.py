@@ -299,3 +299,177 @@ def draw_climbs(
     right.set(title="After the last update")
     figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     present(figure)
+
+
+# --- the lesson on semantic coupling -------------------------------------------------------------------------------
+
+Band = tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]  # x, mean, low, high
+
+
+def draw_answers(panels: Mapping[str, tuple], colours: Mapping[str, str]) -> None:
+    """title -> (probabilities before, after, which answers are right); the wrong ones are grey and hatched."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(10, 3.3), sharey=True)
+    for axis, (title, (before, after, right)) in zip(axes, panels.items(), strict=True):
+        places = range(len(after))
+        for place, height, good in zip(places, after, right, strict=True):
+            style = {"color": colours[title]} if good else {"color": GREY, "hatch": "////", "edgecolor": "white"}
+            axis.bar(place, height, 0.8, **style)
+        axis.hlines(before, np.array(places) - 0.45, np.array(places) + 0.45, color=BLACK, linewidth=1.6)
+        axis.set(title=title, xlabel="answer", ylim=(0, 1))
+        axis.set_xticks(places)
+        axis.grid(axis="x", visible=False)
+    axes[0].set(ylabel="probability")
+    marks = [axes[0].bar([0], [0], color=BLUE), axes[0].bar([0], [0], color=GREY, hatch="////", edgecolor="white")]
+    marks.append(axes[0].plot([], [], color=BLACK, linewidth=1.6)[0])
+    figure.legend(marks, ["right (colour of its question)", "wrong", "before training"], loc="outside lower center",
+        ncols=3)  # fmt: skip
+    present(figure)
+
+
+def draw_bands(
+    panels: Mapping[str, Mapping[str, Band]], colours: Mapping[str, str], xlabel: str,
+    levels: Mapping[str, Mapping[str, float]], exact: Mapping[str, Mapping[str, tuple]],
+    runs: Mapping[str, Mapping[str, tuple]] | None = None, log_ticks: Sequence[int] = ()
+) -> None:  # fmt: skip
+    """y label -> {name: means with a 95 % band}; exact: the same without a band, dashed; runs: (x, (steps, runs))."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(7.5 if len(panels) == 1 else 10, 4.1), squeeze=False)
+    for axis, (label, bands) in zip(axes[0], panels.items(), strict=True):
+        for name, (x, single) in (runs or {}).get(label, {}).items():
+            axis.plot(x, single, color=colours[name], linewidth=0.6, alpha=0.35)
+            axis.plot([], [], color=colours[name], linewidth=0.6, label=f"single runs of {name.split(' (')[0]}")
+        for name, (x, mean, low, high) in bands.items():
+            axis.fill_between(x, low, high, color=colours[name], alpha=0.22, linewidth=0)
+            axis.plot(x, mean, color=colours[name], linewidth=2.6, label=name)
+        for name, (x, y) in exact[label].items():
+            axis.plot(x, y, "--", color=colours[name], linewidth=1.3)
+        for name, height in levels[label].items():
+            draw_level(axis, height, name)
+        axis.plot([], [], "--", color=BLACK, linewidth=1.3, label="exact gradient, no sampling")
+        axis.set(xlabel=xlabel, ylabel=label, xlim=(min(x), max(x)), ylim=(0, 1.1 * max(levels[label].values())))
+        if log_ticks:
+            axis.set_xscale("symlog", linthresh=1, linscale=0.4)
+            axis.set_xticks(log_ticks, [str(t) for t in log_ticks])
+    handles = {label: h for axis in axes[0] for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    present(figure)
+
+
+def put_prediction(axis: plt.Axes, series: Mapping[str, tuple], colours: Mapping[str, str]) -> None:
+    """name -> (predicted, measured), as points about the line on which the two are equal."""
+    reach = 1.08 * max(float(abs(np.asarray(v)).max()) for pair in series.values() for v in pair)
+    axis.plot([-reach, reach], [-reach, reach], color=GREY, linestyle=":", label="prediction = measurement")
+    for name, (predicted, measured) in series.items():
+        axis.scatter(predicted, measured, s=20, color=colours[name], alpha=0.7, linewidths=0, label=name)
+    axis.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+    axis.set(xlabel="predicted change of log π (nats)", ylabel="measured change of log π (nats)")
+    axis.locator_params(nbins=6)
+
+
+def draw_predictions(panels: Mapping[str, Mapping[str, tuple]], colours: Mapping[str, str]) -> None:
+    """title -> {name: (predicted, measured)}."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(10, 4.9))
+    for axis, (title, series) in zip(axes, panels.items(), strict=True):
+        put_prediction(axis, series, colours)
+        axis.set(title=title)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    present(figure)
+
+
+def draw_changes(names: Sequence[str], predicted: Sequence[float], measured: Sequence[float], title: str) -> None:
+    """What was predicted for each answer as bars, and what happened as dots."""
+    figure, axis = plt.subplots(figsize=(7.5, 3.5))
+    axis.bar(names, predicted, 0.7, color=SKY, label="predicted by the kernel")
+    axis.plot(names, measured, "o", color=BLACK, markersize=6, label="measured")
+    axis.axhline(0, color=BLACK, linewidth=0.8)
+    axis.set(title=title, xlabel="answer", ylabel="change of log π (nats)")
+    axis.grid(axis="x", visible=False)
+    axis.legend()
+    present(figure)
+
+
+def draw_kernel(cosine: np.ndarray, counts: Sequence[int], labels: Sequence[str]) -> None:
+    """The cosines (R, R) of all listed answers, grouped by prompt; counts and labels of the prompts."""
+    figure, axis = plt.subplots(figsize=(8, 6.8))
+    image = axis.imshow(cosine, cmap="RdBu_r", vmin=-0.6, vmax=0.6, interpolation="nearest")
+    edges = np.concatenate(([0], np.cumsum(counts)))
+    for edge in edges[1:-1] - 0.5:
+        axis.axhline(edge, color=BLACK, linewidth=0.5)
+        axis.axvline(edge, color=BLACK, linewidth=0.5)
+    middles = (edges[1:] + edges[:-1] - 1) / 2
+    axis.set_xticks(middles, labels, rotation=90)
+    axis.set_yticks(middles, labels)
+    axis.set(xlabel="right answers, grouped by prompt", ylabel="right answers, grouped by prompt")
+    axis.grid(visible=False)
+    figure.colorbar(image, ax=axis, shrink=0.85, extend="both", label="cosine of two gradients of log π")
+    present(figure)
+
+
+def draw_blocks(blocks: Mapping[str, tuple]) -> None:
+    """title -> (cosines, names of its rows, of its columns, label of the rows, of the columns)."""
+    figure, axes = plt.subplots(1, len(blocks), figsize=(10, 4.4))
+    for axis, (title, (block, rows, columns, down, across)) in zip(axes, blocks.items(), strict=True):
+        image = axis.imshow(block, cmap="RdBu_r", vmin=-0.6, vmax=0.6, aspect="equal")
+        axis.set_yticks(range(len(rows)), rows)
+        axis.set_xticks(range(len(columns)), columns, rotation=90)
+        axis.set(title=title, ylabel=down, xlabel=across)
+        axis.grid(visible=False)
+    figure.colorbar(image, ax=axes, shrink=0.8, label="cosine of two gradients")
+    present(figure)
+
+
+def draw_sweep(series: Mapping[str, tuple], title: str, scores: Mapping[str, tuple], colours: Mapping) -> None:
+    """Left: name -> (predicted, measured) of one step. Right: name -> (step sizes, R squared)."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6))
+    put_prediction(left, series, colours)
+    left.set(title=title)
+    for name, (sizes, values) in scores.items():
+        right.plot(sizes, values, "o-", color=colours[name], markersize=5, linewidth=2.2)
+    draw_level(right, 1, "ceiling")
+    right.axhline(0, color=BLACK, linewidth=0.8)
+    right.set(xscale="log", ylim=(-1, 1.12), xlabel="size η of the SGD step", ylabel="R² of the prediction")
+    right.set(title="How far the first order carries")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    present(figure)
+
+
+def draw_outcomes(
+    predictors: Mapping[str, np.ndarray], outcomes: Mapping[str, np.ndarray], colours: Mapping[str, str]
+) -> None:
+    """Every outcome (a row) against every predictor (a column): a point a pair of prompts."""
+    figure, axes = plt.subplots(
+        len(outcomes), len(predictors), figsize=(10, 6.2), sharex="col", sharey="row", squeeze=False
+    )
+    for row, (outcome, y) in zip(axes, outcomes.items(), strict=True):
+        for axis, (predictor, x) in zip(row, predictors.items(), strict=True):
+            axis.scatter(x, y, s=22, color=colours[predictor], alpha=0.65, linewidths=0)
+            axis.axhline(0, color=BLACK, linewidth=0.8)
+        row[0].set(ylabel=outcome)
+    for axis, predictor in zip(axes[-1], predictors, strict=True):
+        axis.set(xlabel=predictor)
+    present(figure)
+
+
+def draw_relations(worlds: Mapping[str, Sequence[Mapping]], colours: Mapping[str, str]) -> None:
+    """Correlations with 95 % intervals: title -> rows with group, predictor, filled, correlation, low and high."""
+    figure, axes = plt.subplots(1, len(worlds), figsize=(10, 5.2), sharey=True)
+    for axis, (title, rows) in zip(axes, worlds.items(), strict=True):
+        groups = list(dict.fromkeys(row["group"] for row in rows))
+        for group in groups:
+            mine = [row for row in rows if row["group"] == group]
+            for i, row in enumerate(mine):
+                colour, at = colours[row["predictor"]], -groups.index(group) + 0.3 - 0.2 * i
+                axis.plot([row["low"], row["high"]], [at, at], color=colour, linewidth=2)
+                axis.plot(row["correlation"], at, "o", color=colour, markersize=7,
+                    markerfacecolor=colour if row["filled"] else "white")  # fmt: skip
+        for edge in range(1, len(groups)):
+            axis.axhline(0.5 - edge, color=GREY, linewidth=0.6)
+        axis.axvline(0, color=BLACK, linewidth=0.8)
+        axis.set(title=title, xlabel="correlation, with 95 % interval", xlim=(-1, 1), ylim=(0.5 - len(groups), 0.5))
+        axis.set_yticks([-i for i in range(len(groups))], groups)
+        axis.grid(axis="y", visible=False)
+    for name, colour in colours.items():
+        axes[0].plot([], [], color=colour, linewidth=4, label=name)
+    axes[0].plot([], [], "o", color=BLACK, label="across prompts (Spearman)")
+    axes[0].plot([], [], "o", color=BLACK, markerfacecolor="white", label="within prompts (Pearson)")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    present(figure)
