@@ -45,7 +45,8 @@ class Experiment:
     """What is compared. One run is one method and one seed."""
 
     task: str = "sums"  # Toy world: sums, countdown or scratchpad.
-    # Estimators (grpo, dr_grpo, dapo, rloo, reinforce++, f_grpo, unlikeliness), each with +iac, +dlc or +iac+dlc.
+    # grpo, dr_grpo, dapo, rloo, reinforce++, f_grpo, unlikeliness, or P2's sharpen, temper, tilt (those with RLOO;
+    # grpo@tilt and the like with another), each with +iac, +dlc or +iac+dlc behind it; and exact, the infinite batch.
     methods: tuple[str, ...] = ("grpo", "grpo+iac", "grpo+dlc", "grpo+iac+dlc")
     seeds: int = 3  # Runs per method; intervals are over these.
     first_seed: int = 0  # The seeds are first_seed, first_seed + 1, ...

@@ -270,3 +270,92 @@ def check_coupling(function: Callable) -> None:
             said = f"question {q}, answer {o}: you return {answer[q, o]:.4f}, it is {truth[q, o]:.4f}"
             return print(f"not yet: with {len(case[0])} questions of which {case[2]} is trained, {said}; {hint}")
     print("right: it agrees with brute force for every policy, embedding and group that was tried")
+
+
+TILT_CASES = (  # log-probabilities, rewards, alpha, b
+    ([-0.5, -1.5, -2.5, -2.0], [0, 1, 1, 0], 1.0, 2.0),
+    ([-0.5, -1.5, -2.5, -2.0], [0, 1, 1, 0], 2.0, 0.0),
+    ([-0.5, -1.5, -2.5, -2.0], [0, 1, 1, 0], 2.0, 3.0),
+    ([-3.0, -1.0, -1.2], [1, 0, 1], 0.5, 1.0),
+    ([-900.0, -901.0, -903.0], [1, 0, 1], 4.0, 1.0),  # a long text: exp of these is 0
+)
+
+
+def _shares(logs: list[float]) -> list[float]:
+    """exp of each, over their sum."""
+    weights = [math.exp(x - max(logs)) for x in logs]
+    return [w / sum(weights) for w in weights]
+
+
+def _tilt(logs: list[float], rewards: list[int], alpha: float, b: float) -> list[float]:
+    return _shares([alpha * x + b * r for x, r in zip(logs, rewards, strict=True)])
+
+
+def _tilt_mistakes(logs: list[float], rewards: list[int], alpha: float, b: float) -> dict[str, list[float]]:
+    """Hint -> what the mistake gives."""
+    pairs = list(zip(logs, rewards, strict=True))
+    return {
+        "these do not sum to 1: what is Z?": [math.exp(alpha * x + b * r) for x, r in pairs],
+        "these are logarithms; return probabilities": [math.log(p) for p in _tilt(logs, rewards, alpha, b)],
+        "the rewards make no difference yet": _shares([alpha * x for x in logs]),
+        "alpha makes no difference yet": _shares([x + b * r for x, r in pairs]),
+        "alpha is the power of the reference alone, not of the reward's factor": (
+            _shares([alpha * (x + b * r) for x, r in pairs])
+        ),
+        "alpha is the power of a *probability*: it multiplies the logarithm": (
+            _shares([x + math.log(alpha) + b * r for x, r in pairs])
+        ),
+        "the reward's factor is exp(b r), larger for larger b": (
+            _shares([alpha * x + r / b for x, r in pairs]) if b else []
+        ),
+        "the reference's power is alpha, not alpha - 1: the reward has another l_ref beside it": (
+            _shares([(alpha - 1) * x + b * r for x, r in pairs])
+        ),
+    }
+
+
+def check_tilt(function: Callable[[Tensor, Tensor, float, float], Tensor]) -> None:
+    """Lesson 4, exercise 1: function(log_probs, rewards, alpha, b) -> the target's probabilities, all tensors (O,)."""
+    for logs, rewards, alpha, b in TILT_CASES:
+        log_probs = torch.tensor(logs, dtype=torch.float64)
+        answer, wrong = _call(function, log_probs, torch.tensor(rewards, dtype=torch.float64), alpha, b, like=log_probs)
+        if answer is None:
+            return print(f"not yet: {wrong}")
+        if not _same(answer, torch.tensor(_tilt(logs, rewards, alpha, b))):
+            case = f"log_probs = {logs}, rewards = {rewards}, alpha = {alpha:g}, b = {b:g}: you return"
+            return print(f"not yet: {case} {_rounded(answer)}; {_tilt_hint(answer, logs, rewards, alpha, b)}")
+    print("right: it agrees with brute force on every case that was tried")
+
+
+def _tilt_hint(answer: Tensor, logs: list[float], rewards: list[int], alpha: float, b: float) -> str:
+    if min(logs) < -700:
+        return "the powers of such small probabilities are 0 to the computer: stay with logarithms until the end"
+    mistakes = _tilt_mistakes(logs, rewards, alpha, b).items()
+    found = (hint for hint, value in mistakes if value and _same(answer, torch.tensor(value)))
+    return next(found, "write down log_probs * alpha + b * rewards, and make it a distribution")
+
+
+def _accuracy(task, prompt: str, alpha: float) -> float:
+    """Of p^alpha / Z, p being what the world's own sampler writes."""
+    probs = task.sampling_probs(prompt)
+    right = sum(p**alpha for text, p in probs.items() if task.verify(prompt, text))
+    return right / sum(p**alpha for p in probs.values())
+
+
+def _slope(task) -> float:
+    """d accuracy / d alpha at alpha = 1, a finite difference, mean over the prompts."""
+    rises = [(_accuracy(task, q, 1 + 1e-4) - _accuracy(task, q, 1 - 1e-4)) / 2e-4 for q in task.train]
+    return sum(rises) / len(rises)
+
+
+def check_predictions(worlds: dict, predictions: dict) -> None:
+    """Lesson 4, exercise 2: name of a world -> "rises" or "falls", what its accuracy does as alpha leaves 1 upwards."""
+    unsaid = [name for name in worlds if predictions.get(name) not in ("rises", "falls")]
+    if unsaid:
+        return print(f'not yet: predict "rises" or "falls" for {", ".join(unsaid)}')
+    slopes = {name: _slope(task) for name, task in worlds.items()}
+    hits = sum((slope > 0) == (predictions[name] == "rises") for name, slope in slopes.items())
+    if hits < len(worlds):
+        hint = "for each, ask of the likely completions, not of the single most likely one: are they correct?"
+        return print(f"not yet: {hits} of {len(worlds)} hold; {hint}")
+    print("right: the slopes are", ", ".join(f"{slope:+.3f} ({name})" for name, slope in slopes.items()))

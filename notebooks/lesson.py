@@ -80,12 +80,12 @@ def modes_at(curve: Curve, level: float) -> float:
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
-def present(figure: plt.Figure) -> None:
-    """Show a figure as a PNG of 64 colours: sharp, and a quarter of the size, since outputs are committed."""
+def present(figure: plt.Figure, colours: int = 64) -> None:
+    """Show a figure as a PNG of few colours: sharp, and a quarter of the size, since outputs are committed."""
     buffer, small = io.BytesIO(), io.BytesIO()
     figure.savefig(buffer, dpi=100)
     plt.close(figure)
-    Picture.open(buffer).convert("RGB").quantize(64, dither=Picture.Dither.NONE).save(small, "PNG", optimize=True)
+    Picture.open(buffer).convert("RGB").quantize(colours, dither=Picture.Dither.NONE).save(small, "PNG", optimize=True)
     display(Image(small.getvalue(), width=int(figure.get_figwidth() * 80)))
 
 
@@ -307,22 +307,21 @@ Band = tuple[Sequence[float], Sequence[float], Sequence[float], Sequence[float]]
 
 
 def draw_answers(panels: Mapping[str, tuple], colours: Mapping[str, str]) -> None:
-    """title -> (probabilities before, after, which answers are right); the wrong ones are grey and hatched."""
-    figure, axes = plt.subplots(1, len(panels), figsize=(10, 3.3), sharey=True)
+    """title -> (probabilities before, after, which answers are right): frames and bars; the wrong ones are grey."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(10, 3.4), sharey=True)
     for axis, (title, (before, after, right)) in zip(axes, panels.items(), strict=True):
+        shades = [colours[title] if good else GREY for good in right]
         places = range(len(after))
-        for place, height, good in zip(places, after, right, strict=True):
-            style = {"color": colours[title]} if good else {"color": GREY, "hatch": "////", "edgecolor": "white"}
-            axis.bar(place, height, 0.8, **style)
-        axis.hlines(before, np.array(places) - 0.45, np.array(places) + 0.45, color=BLACK, linewidth=1.6)
+        axis.bar(places, after, 0.8, color=shades)
+        axis.bar(places, before, 0.8, color="none", edgecolor=shades, linewidth=1.3)
         axis.set(title=title, xlabel="answer", ylim=(0, 1))
-        axis.set_xticks(places)
+        axis.set_xticks(places, [str(i) for i in places], fontsize=9)
         axis.grid(axis="x", visible=False)
     axes[0].set(ylabel="probability")
-    marks = [axes[0].bar([0], [0], color=BLUE), axes[0].bar([0], [0], color=GREY, hatch="////", edgecolor="white")]
-    marks.append(axes[0].plot([], [], color=BLACK, linewidth=1.6)[0])
-    figure.legend(marks, ["right (colour of its question)", "wrong", "before training"], loc="outside lower center",
-        ncols=3)  # fmt: skip
+    marks = {"before (frame)": {"color": "none", "edgecolor": BLACK}, "after (bar)": {"color": BLACK}}
+    marks |= {"wrong answers": {"color": GREY}}
+    handles = [axes[0].bar([0], [0], **style) for style in marks.values()]
+    figure.legend(handles, marks, loc="outside lower center", ncols=3)
     present(figure)
 
 
@@ -339,7 +338,8 @@ def draw_bands(
             axis.plot([], [], color=colours[name], linewidth=0.6, label=f"single runs of {name.split(' (')[0]}")
         for name, (x, mean, low, high) in bands.items():
             axis.fill_between(x, low, high, color=colours[name], alpha=0.22, linewidth=0)
-            axis.plot(x, mean, color=colours[name], linewidth=2.6, label=name)
+            marker = "" if log_ticks else "o"
+            axis.plot(x, mean, color=colours[name], linewidth=2.6, marker=marker, markersize=5, label=name)
         for name, (x, y) in exact[label].items():
             axis.plot(x, y, "--", color=colours[name], linewidth=1.3)
         for name, height in levels[label].items():
@@ -350,7 +350,7 @@ def draw_bands(
             axis.set_xscale("symlog", linthresh=1, linscale=0.4)
             axis.set_xticks(log_ticks, [str(t) for t in log_ticks])
     handles = {label: h for axis in axes[0] for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5, columnspacing=1.4)
     present(figure)
 
 
@@ -401,7 +401,7 @@ def draw_kernel(cosine: np.ndarray, counts: Sequence[int], labels: Sequence[str]
     axis.set(xlabel="right answers, grouped by prompt", ylabel="right answers, grouped by prompt")
     axis.grid(visible=False)
     figure.colorbar(image, ax=axis, shrink=0.85, extend="both", label="cosine of two gradients of log π")
-    present(figure)
+    present(figure, colours=256)
 
 
 def draw_blocks(blocks: Mapping[str, tuple]) -> None:
@@ -414,7 +414,7 @@ def draw_blocks(blocks: Mapping[str, tuple]) -> None:
         axis.set(title=title, ylabel=down, xlabel=across)
         axis.grid(visible=False)
     figure.colorbar(image, ax=axes, shrink=0.8, label="cosine of two gradients")
-    present(figure)
+    present(figure, colours=256)
 
 
 def draw_sweep(series: Mapping[str, tuple], title: str, scores: Mapping[str, tuple], colours: Mapping) -> None:
@@ -435,7 +435,7 @@ def draw_sweep(series: Mapping[str, tuple], title: str, scores: Mapping[str, tup
 def draw_outcomes(
     predictors: Mapping[str, np.ndarray], outcomes: Mapping[str, np.ndarray], colours: Mapping[str, str]
 ) -> None:
-    """Every outcome (a row) against every predictor (a column): a point a pair of prompts."""
+    """Every outcome (a row) against every predictor (a column): a point a pair of prompts; black: means of fifths."""
     figure, axes = plt.subplots(
         len(outcomes), len(predictors), figsize=(10, 6.2), sharex="col", sharey="row", squeeze=False
     )
@@ -443,10 +443,25 @@ def draw_outcomes(
         for axis, (predictor, x) in zip(row, predictors.items(), strict=True):
             axis.scatter(x, y, s=22, color=colours[predictor], alpha=0.65, linewidths=0)
             axis.axhline(0, color=BLACK, linewidth=0.8)
+            fifths = np.array_split(np.argsort(x), 5)
+            axis.plot([x[f].mean() for f in fifths], [y[f].mean() for f in fifths], "o-", color=BLACK, linewidth=2)
         row[0].set(ylabel=outcome)
     for axis, predictor in zip(axes[-1], predictors, strict=True):
         axis.set(xlabel=predictor)
+    axes[0, 0].plot([], [], "o", color=GREY, label="one trained and one other prompt")
+    axes[0, 0].plot([], [], "o-", color=BLACK, linewidth=2, label="mean of a fifth of the points")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     present(figure)
+
+
+def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's; ties share their mean rank."""
+
+    def ranks(values: np.ndarray) -> np.ndarray:
+        _, place, counts = np.unique(np.round(values, 9), return_inverse=True, return_counts=True)
+        return (np.cumsum(counts) - (counts + 1) / 2)[place]
+
+    return float(np.corrcoef(ranks(x), ranks(y))[0, 1])
 
 
 def draw_relations(worlds: Mapping[str, Sequence[Mapping]], colours: Mapping[str, str]) -> None:
@@ -465,6 +480,7 @@ def draw_relations(worlds: Mapping[str, Sequence[Mapping]], colours: Mapping[str
             axis.axhline(0.5 - edge, color=GREY, linewidth=0.6)
         axis.axvline(0, color=BLACK, linewidth=0.8)
         axis.set(title=title, xlabel="correlation, with 95 % interval", xlim=(-1, 1), ylim=(0.5 - len(groups), 0.5))
+        axis.set_xticks([-1, -0.5, 0, 0.5, 1])
         axis.set_yticks([-i for i in range(len(groups))], groups)
         axis.grid(axis="y", visible=False)
     for name, colour in colours.items():
@@ -472,4 +488,81 @@ def draw_relations(worlds: Mapping[str, Sequence[Mapping]], colours: Mapping[str
     axes[0].plot([], [], "o", color=BLACK, label="across prompts (Spearman)")
     axes[0].plot([], [], "o", color=BLACK, markerfacecolor="white", label="within prompts (Pearson)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    present(figure)
+
+
+# --- the lesson on sharpening ---------------------------------------------------------------------------------------
+
+
+def draw_completions(
+    names: Sequence[str], right: Sequence[bool], panels: Mapping[str, Sequence[float]], rest: bool = False
+) -> None:
+    """title -> probabilities of some completions, as lying bars: blue is right, red is wrong.
+
+    With `rest`, the last two are all other right and all other wrong completions together, hatched.
+    """
+    figure, axes = plt.subplots(1, len(panels), figsize=(7.5 if len(panels) == 1 else 10.5, 4.3), sharey=True)
+    places = range(len(names))
+    for axis, (title, probs) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        bars = axis.barh(places, probs, 0.78, color=[BLUE if good else RED for good in right])
+        for bar in bars[-2:] if rest else ():
+            bar.set(hatch="////", edgecolor="white", alpha=0.6)
+        top = max(probs)
+        for place, p in zip(places, probs, strict=True):
+            axis.annotate(f"{p:.2f}", (p, place), (4, 0), textcoords="offset points", va="center", fontsize=9)
+        axis.set(title=title, xlabel="probability", xlim=(0, 1.2 * top))
+        axis.grid(axis="y", visible=False)
+    first = np.atleast_1d(axes)[0]
+    first.set_yticks(places, names, family="monospace")
+    first.set(ylabel="completion")
+    first.invert_yaxis()
+    handles = [first.barh([0], [0], color=colour) for colour in (BLUE, RED)]
+    figure.legend(handles, ["right", "wrong"], loc="outside lower center", ncols=2)
+    present(figure)
+
+
+Line = tuple[Sequence[float], Sequence[float]] | tuple[Sequence[float], Sequence[float], Sequence[float]]
+
+
+def draw_lines(
+    panels: Mapping[str, Mapping[str, Line]],
+    colours: Mapping[str, str],
+    xlabel: str,
+    targets: Mapping[str, Mapping[str, float]] | None = None,
+    levels: Mapping[str, Mapping[str, float]] | None = None,
+    limits: Mapping[str, tuple] | None = None,
+    points: Sequence[str] = (),
+    xticks: Sequence[float] = (),
+    log: Sequence[str] = (),
+) -> None:
+    """label of the y axis -> name -> (x, y), or (x, y, half of the 95 % interval), which is drawn as points with bars.
+
+    `targets`: dashed lines in the colour of their name; `levels`: grey ones with the name on them; `points`: names that
+    are drawn as rings and not as a line; `log`: the labels of logarithmic axes.
+    """
+    figure, axes = plt.subplots(1, len(panels), figsize=(7.5 if len(panels) == 1 else 10.5, 4), squeeze=False)
+    for axis, (label, lines) in zip(axes[0], panels.items(), strict=True):
+        for name, (x, y, *error) in lines.items():
+            if error:
+                axis.errorbar(x, y, error[0], color=colours[name], fmt="s", markersize=6, capsize=4, label=name)
+            elif name in points:
+                axis.plot(x, y, "o", color=colours[name], markerfacecolor="none", markersize=8, label=name)
+            else:
+                marker = "o" if len(x) < 15 else ""
+                axis.plot(x, y, color=colours[name], linewidth=2.4, marker=marker, markersize=4.5, label=name)
+        for name, height in (targets or {}).get(label, {}).items():
+            axis.axhline(height, color=colours[name], linestyle="--", linewidth=1.5)
+        for name, height in (levels or {}).get(label, {}).items():
+            draw_level(axis, height, name) if name else axis.axhline(height, color=BLACK, linewidth=1)
+        axis.set(xlabel=xlabel, ylabel=label)
+        if label in log:
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:g}")
+        axis.set(**({"ylim": limits[label]} if limits and label in limits else {}))
+        if xticks:
+            axis.set_xticks(xticks, [f"{x:g}" for x in xticks])
+    handles = {name: h for axis in axes[0] for h, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if targets:
+        handles["exact target"] = axes[0, 0].plot([], [], "--", color="#666666", linewidth=1.5)[0]
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
     present(figure)

@@ -11,13 +11,14 @@ import torch
 from nbclient import NotebookClient
 
 from minirlvr import grpo_advantages, inverse_success_calibration
+from toy_tasks import cats
 from toy_tasks.measures import tail_miss
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 sys.path.append(str(FOLDER))
 
-from checkers import check_diagnosis, check_iac, check_tail_miss  # noqa: E402
+from checkers import check_coupling, check_diagnosis, check_iac, check_tail_miss  # noqa: E402
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -214,5 +215,60 @@ def test_tail_miss_right(answer, capsys):
 )
 def test_tail_miss_wrong(answer, hint, capsys):
     check_tail_miss(answer)
+    printed = capsys.readouterr().out
+    assert printed.startswith("not yet:") and re.search(hint, printed)
+
+
+def coupling_by_hand(pi, phi, trained, sampled, A, eta):
+    drawn = torch.nn.functional.one_hot(sampled, pi.shape[1]).float()  # (G, O)
+    pull = (A[:, None] * (drawn - pi[trained])).mean(0)  # (O,)
+    return eta * (phi @ phi[trained])[:, None] * pull
+
+
+def coupling_of_cats(pi, phi, trained, sampled, A, eta):
+    """cats.one_step_prediction, with the trained question where it expects it."""
+    order = [q for q in range(len(pi)) if q != trained]
+    order.insert(min(cats.TRAINED, len(order)), trained)
+    change, _ = cats.one_step_prediction(pi[order].log(), phi[order], sampled, A, eta)
+    return change[torch.tensor(order).argsort()]
+
+
+def coupling_overwritten(pi, phi, trained, sampled, A, eta):
+    pull = torch.zeros(pi.shape[1])
+    for o, advantage in zip(sampled.tolist(), A.tolist(), strict=True):
+        pull[o] = advantage
+    return eta * (phi @ phi[trained])[:, None] * (pull - A.sum() * pi[trained]) / len(A)
+
+
+@pytest.mark.parametrize("answer", [coupling_by_hand, coupling_of_cats])
+def test_coupling_right(answer, capsys):
+    check_coupling(answer)
+    assert capsys.readouterr().out.startswith("right:")
+
+
+@pytest.mark.parametrize(
+    "answer, hint",
+    [
+        (stub, "still empty"),
+        (lambda *a: None, "returns nothing"),
+        (lambda *a: coupling_by_hand(*a).T, "shape"),
+        (lambda *a: a[4].mul_(2), "in place"),
+        (lambda *a: coupling_by_hand(*a) * len(a[4]), "mean"),
+        (lambda *a: coupling_by_hand(*a[:5], 1.0), "step size"),
+        (lambda *a: -coupling_by_hand(*a), "sign"),
+        (lambda pi, *a: coupling_by_hand(pi * 0, *a), "the part with π"),
+        (lambda pi, *a: torch.stack([coupling_by_hand(p.expand_as(pi), *a)[q] for q, p in enumerate(pi)]), "every row"),
+        (coupling_overwritten, "twice"),
+        (lambda pi, phi, *a: coupling_by_hand(pi, torch.ones(len(pi), 1), *a), "embeddings enter"),
+        (lambda pi, phi, *a: coupling_by_hand(pi, phi / phi.norm(dim=-1, keepdim=True), *a), "cosine"),
+        (lambda pi, phi, t, *a: coupling_by_hand(pi, phi, 1, *a), "argument `trained`"),
+        (lambda pi, phi, t, *a: coupling_by_hand(pi, phi, t, *a) * torch.eye(len(pi))[t][:, None], "only the trained"),
+        (lambda pi, *a: (d := coupling_by_hand(pi, *a)) - (pi * d).sum(-1, keepdim=True), "change of log π"),
+        (lambda *a: coupling_by_hand(*a) + 1, "by hand for G = 1"),
+        (lambda *a: coupling_by_hand(*a) * math.nan, "by hand for G = 1"),
+    ],
+)
+def test_coupling_wrong(answer, hint, capsys):
+    check_coupling(answer)
     printed = capsys.readouterr().out
     assert printed.startswith("not yet:") and re.search(hint, printed)
