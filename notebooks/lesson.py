@@ -507,10 +507,10 @@ def draw_completions(
         bars = axis.barh(places, probs, 0.78, color=[BLUE if good else RED for good in right])
         for bar in bars[-2:] if rest else ():
             bar.set(hatch="////", edgecolor="white", alpha=0.6)
-        top = max(probs)
         for place, p in zip(places, probs, strict=True):
-            axis.annotate(f"{p:.2f}", (p, place), (4, 0), textcoords="offset points", va="center", fontsize=9)
-        axis.set(title=title, xlabel="probability", xlim=(0, 1.2 * top))
+            if p >= 0.005:
+                axis.annotate(f"{p:.2f}", (p, place), (4, 0), textcoords="offset points", va="center", fontsize=9)
+        axis.set(title=title, xlabel="probability", xlim=(0, 1.25 * max(map(max, panels.values()))))
         axis.grid(axis="y", visible=False)
     first = np.atleast_1d(axes)[0]
     first.set_yticks(places, names, family="monospace")

@@ -11,14 +11,22 @@ import torch
 from nbclient import NotebookClient
 
 from minirlvr import grpo_advantages, inverse_success_calibration
-from toy_tasks import cats
+from toy_tasks import cats, sharpening
 from toy_tasks.measures import tail_miss
+from toy_tasks.scratchpad import Scratchpad
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 sys.path.append(str(FOLDER))
 
-from checkers import check_coupling, check_diagnosis, check_iac, check_tail_miss  # noqa: E402
+from checkers import (  # noqa: E402
+    check_coupling,
+    check_diagnosis,
+    check_iac,
+    check_predictions,
+    check_tail_miss,
+    check_tilt,
+)
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -66,7 +74,7 @@ def test_it_is_small_and_says_nothing_of_the_machine_that_ran_it(path):
             assert output.output_type != "error" and output.get("name") != "stderr"
             text = str({k: v for k, v in output.get("data", {}).items() if k != "image/png"}) + output.get("text", "")
             assert str(FOLDER.parent) not in text
-            assert not re.search(r"(/home|/root|/tmp|/Users|[A-Z]:\\)", text)
+            assert not re.search(r"(/home|/root|/tmp|/Users|\b[A-Z]:\\)", text)
 
 
 @each_notebook
@@ -272,3 +280,80 @@ def test_coupling_wrong(answer, hint, capsys):
     check_coupling(answer)
     printed = capsys.readouterr().out
     assert printed.startswith("not yet:") and re.search(hint, printed)
+
+
+def tilt_by_hand(log_probs, rewards, alpha, b):
+    return (alpha * log_probs + b * rewards).softmax(0)
+
+
+def tilt_of_the_lab(log_probs, rewards, alpha, b):
+    owner = torch.zeros(len(log_probs), dtype=torch.long)
+    return sharpening.target_log_probs("tilt", log_probs, rewards, owner, alpha, b).exp()
+
+
+def tilt_of_powers(log_probs, rewards, alpha, b):
+    weights = log_probs.exp() ** alpha * (b * rewards).exp()
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("answer", [tilt_by_hand, tilt_of_the_lab])
+def test_tilt_right(answer, capsys):
+    check_tilt(answer)
+    assert capsys.readouterr().out.startswith("right:")
+
+
+@pytest.mark.parametrize(
+    "answer, hint",
+    [
+        (stub, "still empty"),
+        (lambda *a: None, "returns nothing"),
+        (lambda *a: [0.25] * 4, "must return a tensor"),
+        (lambda *a: tilt_by_hand(*a)[:2], "shape"),
+        (lambda x, r: x, "TypeError"),
+        (lambda x, r, a, b: x.add_(a), "in place"),
+        (lambda x, r, a, b: (a * x + b * r).exp(), "do not sum to 1"),
+        (lambda *a: tilt_by_hand(*a).log(), "logarithms"),
+        (lambda x, r, a, b: (a * x).softmax(0), "rewards make no difference"),
+        (lambda x, r, a, b: (x + b * r).softmax(0), "alpha makes no difference"),
+        (lambda x, r, a, b: (a * (x + b * r)).softmax(0), "reference alone"),
+        (lambda x, r, a, b: (a * x + r / b).softmax(0), "exp\\(b r\\)"),
+        (lambda x, r, a, b: ((a - 1) * x + b * r).softmax(0), "another l_ref"),
+        (lambda x, r, a, b: torch.full_like(x, 0.25), "make it a distribution"),
+        (tilt_of_powers, "stay with logarithms"),
+    ],
+)
+def test_tilt_wrong(answer, hint, capsys):
+    check_tilt(answer)
+    printed = capsys.readouterr().out
+    assert printed.startswith("not yet:") and re.search(hint, printed)
+
+
+WORLDS = {"in steps": Scratchpad(direct=0.3), "slips": Scratchpad(step_error=0.2), "half": Scratchpad(direct=0.5)}
+
+
+def test_predictions_right(capsys):
+    check_predictions(WORLDS, {"in steps": "rises", "slips": "falls", "half": "rises"})
+    printed = capsys.readouterr().out
+    assert printed.startswith("right:")
+    for name, world in WORLDS.items():  # the checker's finite difference against the covariance, by the identity
+        rows = [(p, world.verify(q, text)) for q in world.train for text, p in world.sampling_probs(q).items()]
+        owner = [i for i, q in enumerate(world.train) for _ in world.sampling_probs(q)]
+        p, r = torch.tensor(rows, dtype=torch.float64).T
+        covariance = sharpening.covariance_identity(p.log(), r, torch.tensor(owner))[1].mean().item()
+        assert f"{covariance:+.3f} ({name})" in printed
+
+
+@pytest.mark.parametrize(
+    "predictions, hint",
+    [
+        ({}, "in steps, slips, half"),
+        (dict.fromkeys(WORLDS), "in steps, slips, half"),
+        ({"in steps": "rises", "slips": "up", "half": "falls"}, 'predict "rises" or "falls" for slips$'),
+        ({"in steps": "rises", "slips": "falls", "half": "falls"}, "2 of 3"),
+        ({"in steps": "falls", "slips": "rises", "half": "falls"}, "0 of 3"),
+    ],
+)
+def test_predictions_wrong(predictions, hint, capsys):
+    check_predictions(WORLDS, predictions)
+    printed = capsys.readouterr().out.strip()
+    assert printed.startswith("not yet:") and re.search(hint, printed) and "right" not in printed
