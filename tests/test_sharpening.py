@@ -476,3 +476,12 @@ def test_extreme_powers_do_not_overflow():
     assert geometric_length_temperature(4, 0.1, 5000.0) == math.inf
     assert geometric_length_temperature(4, 0.1, 5000.0, max_length=7) == 7
     assert geometric_length_temperature(4, 0.9, 5000.0) == 0
+
+
+def test_alpha_one_leaves_impossible_outcomes_impossible():
+    """-inf in the reference stays -inf at alpha = 1: 0 * -inf must not become nan."""
+    reference = torch.tensor([0.0, -math.inf], dtype=torch.float64)
+    rewards, owner = torch.tensor([0.0, 1.0]), torch.tensor([0, 0])
+    for regime in ("temper", "tilt"):
+        target = target_log_probs(regime, reference, rewards, owner, alpha=1.0, beta_inverse=1.0)
+        assert target.tolist() == [0.0, -math.inf]

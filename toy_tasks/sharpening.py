@@ -131,7 +131,8 @@ def target_log_probs(
         worth = rewards if regime == "task" else likelihood
         return condition(reference, owner, keep=worth == _max(worth, owner)[owner])
     bonus = beta_inverse * rewards if regime == "tilt" else 0.0
-    return condition(reference + (alpha - 1) * likelihood + bonus, owner)
+    power = (alpha - 1) * likelihood if alpha != 1 else 0.0  # 0 * -inf is nan
+    return condition(reference + power + bonus, owner)
 
 
 def count_strings(vocab_size: int, max_length: int) -> int:
