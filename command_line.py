@@ -9,17 +9,17 @@ import inspect
 import json
 import multiprocessing
 import os
-import pickle
 import platform
 import shlex
 import signal
 import sys
+import threading
 import time
 import typing
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -86,9 +86,15 @@ def read_flags(argv: list[str] | None, default: Settings) -> Settings:
     except SystemExit as stopped:
         if not stopped.code:  # --help
             raise
-        lines = [line.strip("│ \t") for line in printed.getvalue().splitlines()[1:]]
-        end = next((i for i, line in enumerate(lines) if set(line) <= set("─╯╰")), len(lines))
+        lines = [line.strip("│ \t") for line in printed.getvalue().splitlines()[1:]]  # without the title
+        lines = lines[1:] if lines and is_rule(lines[0]) else lines  # old terminals get one below the title
+        end = next((i for i, line in enumerate(lines) if is_rule(line)), len(lines))
         raise UserError(f"{' '.join(lines[:end])} (--help lists every flag)") from None
+
+
+def is_rule(line: str) -> bool:
+    """Is this one of the lines that tyro draws between parts of a message?"""
+    return set(line) <= set("─╯╰-")
 
 
 def read_config(folder: Path) -> Settings:
@@ -148,9 +154,11 @@ def check(settings: Settings) -> list[Method]:
             raise UserError(f"--{flag} is {width}: it must be a multiple of twice --heads, which is {shape.heads}")
     if u.beta and u.kl_kind == "k1" and u.kl_in == "loss":
         raise UserError("--kl-kind k1 as a loss has an expected gradient of 0: take k2 or k3, or --kl-in reward")
-    if not e.methods or len(set(e.methods)) < len(e.methods):
-        raise UserError(f"--methods {' '.join(e.methods)}: name at least one method, and each once")
     methods = [parse_method(name) for name in e.methods]
+    if not methods or len({method[1:] for method in methods}) < len(methods):
+        raise UserError(f"--methods {' '.join(e.methods)}: name at least one method, and each once")
+    if "exact" in e.methods and (u.epochs, u.micro_batches, u.entropy_bonus) != (1, 1, 0.0):
+        raise UserError("exact takes one step at a time: run it without --epochs, --micro-batches and --entropy-bonus")
     G = settings.sampling.group_size
     for method in methods:
         if G < 2 and (ESTIMATORS[method.estimator].needs_group or method.iac):
@@ -168,7 +176,7 @@ def check_numbers(settings: Settings) -> None:
         "update": {"learning_rate": rate, "max_grad_norm": rate, "epochs": count, "micro_batches": count}
         | {"clip_low": share, "clip_high": weight, "beta": weight, "entropy_bonus": weight}
         | {"f_grpo_gamma": weight, "unlikeliness_beta": share},
-        "calibration": {"alpha": (0, 100), "mu": (0, 100), "memory_learning_rate": rate}
+        "calibration": {"alpha": (0, 10), "mu": (0, 100), "memory_learning_rate": rate}
         | {"memory_layers": (1, 100), "memory_width": (1, 10**5)},
         "sharpening": {"sharpen_alpha": (0, 100), "beta_inverse": rate, "length_power": (0, 10)},
         "shape": {"layers": (1, 100), "width": (1, 10**5), "heads": (1, 1000)},
@@ -208,22 +216,29 @@ def open_folder(settings: Settings, methods: list[Method], device: str) -> Path:
     """Make the run folder, or open the one to resume; either way config.json then says what runs."""
     e, files = settings.experiment, settings.files
     folder = Path(files.resume or files.out or Path("runs") / f"{e.task}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if not files.resume and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out {folder} exists and is not empty: name a new folder, or go on with --resume {folder}")
     versions = {"minirlvr": minirlvr.__version__, "python": platform.python_version(), "torch": torch.__version__}
-    config = {
-        "settings": dataclasses.asdict(dataclasses.replace(settings, files=minirlvr.Files())),
-        "methods": {m.name: resolve_update(settings.update, ESTIMATORS[m.estimator]) for m in methods},
+    now = {
         "device": device,
-        "ceilings": ceilings(TASKS[e.task]()),
         "versions": versions | {"platform": platform.platform()},
         "command": shlex.join(["python", *sys.argv]),
     }
+    config = {
+        "settings": dataclasses.asdict(dataclasses.replace(settings, files=minirlvr.Files())),
+        "methods": {m.name: resolve_update(settings.update, ESTIMATORS[m.estimator]) for m in methods},
+        "ceilings": ceilings(TASKS[e.task]()),
+    }
     try:
+        if files.resume:  # what made the folder stays; what went on with it is added
+            saved = json.loads((folder / "config.json").read_text())
+            config = saved | config | {"resumed": [*saved.get("resumed", []), now]}
+        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"--out {folder} exists and is not empty: name a new one, or go on with --resume {folder}")
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(config, indent=2, default=dataclasses.asdict) + "\n")
+        text = json.dumps(now | config, indent=2, default=dataclasses.asdict) + "\n"
+        report.replace_file(folder / "config.json", text)
     except OSError as error:
-        raise UserError(f"--out {folder} cannot be written: {error.strerror}") from None
+        flag = "--resume" if files.resume else "--out"
+        raise UserError(f"{flag} {folder!s:.200} cannot be written: {error.strerror}") from None
     return folder
 
 
@@ -236,10 +251,14 @@ def ceilings(task: Task) -> dict[str, dict[str, float]]:
 
 
 def save(state: dict, path: Path) -> None:
-    """torch.save that never leaves half a file under the final name."""
+    """torch.save that never leaves half a file under the final name. Raises UserError where it cannot write."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    torch.save(state, partial)
-    partial.replace(path)
+    try:
+        torch.save(state, partial)
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as a RuntimeError
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written ({' '.join(str(error).split())[:80]})") from None
 
 
 def load_checkpoint(path: Path, method: str, seed: int) -> dict:
@@ -249,7 +268,7 @@ def load_checkpoint(path: Path, method: str, seed: int) -> dict:
     """
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except Exception as error:  # a damaged file may fail anywhere inside torch.load
         reason = " ".join(str(error).split())[:80]
         raise UserError(f"checkpoint {path} cannot be read ({reason}); delete it to train that run again") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT[0]:
@@ -260,24 +279,39 @@ def load_checkpoint(path: Path, method: str, seed: int) -> dict:
     if (state.get("method"), state.get("seed")) != (method, seed):
         theirs = f"{state.get('method')!s:.40} seed {state.get('seed')!s:.20}"
         raise UserError(f"checkpoint {path} holds {theirs}; give it back its name")
-    rows, step = state.get("rows"), state.get("step")
-    if type(step) is not int or type(rows) is not list or not all(is_row(row, method, seed) for row in rows):
-        raise UserError(f"checkpoint {path} is damaged (its rows or its step); delete it to train that run again")
+    rows, step, window = state.get("rows"), state.get("step"), state.get("window")
+    sound = type(step) is int and 0 <= step <= 10**6 and type(rows) is list and len(rows) > 0
+    sound = sound and all(is_row(row, method, seed) for row in rows) and is_window(window)
+    if not sound:
+        raise UserError(f"checkpoint {path} is damaged (its rows, log or step); delete it to train that run again")
     return state
 
 
 def is_row(row, method: str, seed: int) -> bool:
     """Is this a row of metrics.csv, of this run?"""
-    names = {*HEAD, *MEASURES, "completions", *LOG}
-    return isinstance(row, dict) and set(row) == names and (row["method"], row["seed"]) == (method, seed)
+    numbers = (*MEASURES, "completions", *LOG)
+    if not isinstance(row, dict) or set(row) != {*HEAD, *numbers}:
+        return False
+    head = (row["method"], row["seed"]) == (method, seed) and row["split"] in report.TITLES
+    logged = all(type(row[name]) in (int, float) or (name in LOG and row[name] == "") for name in numbers)
+    return head and type(row["step"]) is int and logged
+
+
+def is_window(window) -> bool:
+    """Is this what a run logs between two evaluations?"""
+    if not isinstance(window, dict) or set(window) != set(LOG):
+        return False
+    return all(type(values) is list and all(type(v) is float for v in values) for values in window.values())
 
 
 def restore_run(run: Run, path: Path) -> None:
     """Put a run where its checkpoint was. Raises UserError where that holds another run or another shape."""
     state = load_checkpoint(path, run.method.name, run.seed)
+    if state["step"] > run.settings.experiment.steps:
+        raise UserError(f"checkpoint {path} is at step {state['step']} already: give --steps of at least that")
     try:
         run.restore(state)
-    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:120]
         raise UserError(f"checkpoint {path} does not fit these settings ({reason}); delete it to train anew") from None
 
@@ -291,10 +325,17 @@ def load_reference(task: Task, shape: minirlvr.Shape) -> minirlvr.Policy:
     policy = minirlvr.Policy(task.vocab_size, torch.Generator(), shape.layers, shape.width, shape.heads)
     try:
         policy.load_state_dict(torch.load(path, weights_only=True))
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, pickle.UnpicklingError):
-        policy = pretrain_reference(task, shape)  # not there yet, or damaged
+        if all(weight.isfinite().all() for weight in policy.parameters()):
+            return policy
+    except Exception:  # not there yet, or damaged, which may fail anywhere inside torch.load
+        pass
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        policy = pretrain_reference(task, shape)
         save(policy.state_dict(), path)
+    except (OSError, UserError) as error:
+        reason = f"the reference cannot be kept in {path.parent} ({error})"
+        raise UserError(f"{reason}; name a folder in the environment variable MINIRLVR_CACHE") from None
     return policy
 
 
@@ -332,10 +373,12 @@ SHARED: dict = {}  # in a worker process: the stop sign that Ctrl-C raises, and 
 
 
 def start_worker(stop, steps) -> None:
-    """Prepare a worker process: one thread, and Ctrl-C left to the parent."""
+    """Prepare a worker process: one thread, and no life without its parent."""
     SHARED.update(stop=stop, steps=steps)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def in_worker(job: Job) -> None:
@@ -346,36 +389,49 @@ def in_worker(job: Job) -> None:
     job.run(tick, SHARED["stop"].is_set)
 
 
-def run_all(jobs: list[Job], side_by_side: int, stop, steps) -> list[str]:
-    """Train them all; the numbers do not depend on how many side by side. Returns what went wrong; the others go on."""
+def run_all(jobs: list[Job], side_by_side: int, stop, steps) -> tuple[list[str], BaseException | None]:
+    """Train them all; the numbers do not depend on how many side by side.
+
+    Returns the users' mistakes, for which the others go on, and a fault of ours, if any, for which they stop.
+    """
     from tqdm import tqdm
 
     total = len(jobs) * jobs[0].settings.experiment.steps
     context = multiprocessing.get_context("spawn")  # the one that works with CUDA, and the same on every system
     mistakes: list[str] = []
+    fault = None
     pace = 0.1 if sys.stderr.isatty() else 10  # seconds between two updates of the bar: a log file wants few
     with (
         tqdm(total=total, unit="step", desc=f"{len(jobs)} runs, {side_by_side} at a time", mininterval=pace) as bar,
         ProcessPoolExecutor(side_by_side, context, start_worker, (stop, steps)) as pool,
     ):
-        pending: set[Future] = {pool.submit(in_worker, job) for job in jobs}
+        with signals_go_to(signal.SIG_IGN):  # the workers are born deaf: Ctrl-C is the parent's to hear
+            pending: set[Future] = {pool.submit(in_worker, job) for job in jobs}
         while pending:
             done, pending = wait(pending, timeout=0.2)
             bar.update(steps.value - bar.n)
-            mistakes += [what_went_wrong(future) for future in done if not future.cancelled() and future.exception()]
+            for error in [future.exception() for future in done if not future.cancelled() and future.exception()]:
+                if isinstance(error, BrokenProcessPool):
+                    mistakes.append("a worker process died (out of memory?); go on with --resume and fewer --jobs")
+                elif isinstance(error, UserError):
+                    mistakes.append(str(error))
+                else:
+                    fault = error
+                    stop.set()
             if stop.is_set():
                 pending -= {future for future in pending if future.cancel()}
-    return mistakes
+    return mistakes, fault
 
 
-def what_went_wrong(future: Future) -> str:
-    """One line for a user's mistake or a worker that died; a fault of ours is raised, with its traceback."""
-    error = future.exception()
-    if isinstance(error, BrokenProcessPool):
-        return "a worker process died (out of memory?); go on with --resume and fewer --jobs"
-    if not isinstance(error, UserError):
-        raise error
-    return str(error)
+@contextmanager
+def signals_go_to(handler):
+    """Ctrl-C and a polite kill are handled by `handler` inside the block, and as before after it."""
+    before = [(number, signal.signal(number, handler)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, old in before:
+            signal.signal(number, old)
 
 
 def compare(settings: Settings) -> int:
@@ -395,11 +451,8 @@ def compare(settings: Settings) -> int:
     side_by_side = min(e.jobs or (available_cores() if device == "cpu" else 1), len(jobs))
     context = multiprocessing.get_context("spawn")
     stop, steps = context.Event(), context.Value("q", 0)
-    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
-    try:
-        mistakes = run_all(jobs, side_by_side, stop, steps)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with signals_go_to(lambda *_: stop.set()):
+        mistakes, fault = run_all(jobs, side_by_side, stop, steps)
     rows = []
     for job in sorted(jobs, key=lambda job: (methods.index(job.method), job.seed)):
         try:
@@ -413,6 +466,8 @@ def compare(settings: Settings) -> int:
     print(f"{time.time() - began:.0f} s; everything is in {folder}/")
     for mistake in sorted(set(mistakes)):
         print(f"minirlvr: {mistake}", file=sys.stderr)
+    if fault is not None:
+        raise fault
     if stop.is_set():
         say_stopped(folder)
     return 2 if mistakes else 130 if stop.is_set() else 0
@@ -429,8 +484,13 @@ def available_cores() -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line. Returns the exit code; a user's mistake is one line and exit code 2."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # an old terminal without the sign ± is no reason to lose a table
     try:
         return compare(parse_settings(argv))
     except UserError as error:
         print(f"minirlvr: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read our output has gone; the files are written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -400,7 +400,7 @@ def sharpening_reward(
     temper = (alpha - 1) * likelihood + reference_logprobs - logprobs.detach()
     if regime == "temper":
         return temper
-    if beta_inverse <= 0:
+    if not beta_inverse > 0:
         raise ValueError(f"beta_inverse is {beta_inverse}: tilt divides by it, so it must be above 0")
     return rewards + temper / beta_inverse
 
@@ -535,6 +535,8 @@ def inverse_success_calibration(
     >>> inverse_success_calibration(grpo_advantages(rewards), rewards)
     tensor([[ 5.1961, -0.5773, -0.5773, -0.5773]])
     """
+    if advantages.shape != rewards.shape:
+        raise ValueError(f"advantages {tuple(advantages.shape)} and rewards {tuple(rewards.shape)} must have one shape")
     G = rewards.shape[-1]
     failures = (G * (1 - correct_share(rewards))).round()  # (Q, 1): G - |S+|
     factor = (failures / G if divide_by_group else failures) ** alpha
@@ -623,6 +625,8 @@ def policy_loss(
     if weights is None:
         weights = token_weights(mask, aggregate, constant)
     advantage = advantages.reshape(-1, 1)  # (N, 1)
+    if len(advantage) != len(logprobs):
+        raise ValueError(f"{len(advantage)} advantages for {len(logprobs)} completions: one for each is needed")
     r = importance_ratio(logprobs, old_logprobs, mask, ratio)
     objective = torch.minimum(r * advantage, r.clamp(1 - clip_low, 1 + clip_high) * advantage)
     return -(weights * objective).sum()
@@ -694,6 +698,14 @@ def pretrain_reference(task: Task, shape: Shape) -> Policy:
 
 def make_optimizer(policy: Policy, learning_rate: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
+
+
+def check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse moments of another shape than their parameters, which the fused kernel would read past. ValueError."""
+    for parameter in optimizer.param_groups[0]["params"]:
+        state = optimizer.state.get(parameter, {})
+        if any(state[name].shape != parameter.shape for name in ("exp_avg", "exp_avg_sq") if name in state):
+            raise ValueError("the optimizer's moments do not fit its parameters")
 
 
 class Method(NamedTuple):
@@ -794,7 +806,11 @@ class Run:
     def restore(self, state: dict) -> None:
         state = copy.deepcopy(state)  # an optimiser goes on with the very tensors it is given
         for name, part in self.parts().items():
+            if isinstance(part, torch.optim.Optimizer):  # its rates are the settings', only its memory is the file's
+                state[name]["param_groups"] = part.state_dict()["param_groups"]
             part.load_state_dict(state[name])
+            if isinstance(part, torch.optim.Optimizer):
+                check_moments(part)
         self.generator.set_state(state["generator"].cpu())
         self.step, self.rows, self.window, self.waiting = (state[k] for k in ("step", "rows", "window", "waiting"))
 
@@ -881,7 +897,8 @@ def wait_for_spread(run: Run, batch: Rollout, rewards: Tensor, needed: int) -> t
     """
     share = correct_share(rewards)[:, 0]
     mixed = (share > 0) & (share < 1)  # (Q,)
-    run.waiting.append({"batch": batch.pick(mixed)._asdict(), "rewards": rewards[mixed]})
+    if mixed.any():
+        run.waiting.append({"batch": batch.pick(mixed)._asdict(), "rewards": rewards[mixed]})
     if sum(len(held["rewards"]) for held in run.waiting) < needed:
         return None, rewards
     held, run.waiting = run.waiting, []

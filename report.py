@@ -4,7 +4,9 @@ python report.py runs/NAME          draw the picture of a folder again from its 
 """
 
 import csv
+import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -18,15 +20,26 @@ COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#0
 
 def write(folder: Path, rows: list[dict], pictured: list[str] | None = None) -> str:
     """Write metrics.csv, summary.json and collapse.png (of the methods `pictured`, or all); returns the table."""
-    with open(folder / "metrics.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(folder / "metrics.csv", text.getvalue())
     summary = summarise(rows)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    replace_file(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     shown = [row for row in rows if pictured is None or row["method"] in pictured]
     draw(folder / "collapse.png", shown, json.loads((folder / "config.json").read_text())["ceilings"])
     return "\n".join([table(summary, rows), *explain(rows)])
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a text file whole or not at all: a full disk or a kill leaves the old one as it was."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text, newline="")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def measures_of(rows: list[dict]) -> list[str]:
@@ -111,6 +124,7 @@ def explain(rows: list[dict]) -> list[str]:
     sentences = []
     for method in methods_of(rows):
         logged = [row for row in rows if row["method"] == method and row["reward"] not in ("", None)]
+        still = [row for row in logged if row["grad_norm"] in ("", None) or float(row["grad_norm"]) < 1e-9]
         for name, found, sentence in (
             (
                 "flat_groups",
@@ -120,7 +134,8 @@ def explain(rows: list[dict]) -> list[str]:
             ("cut_answers", lambda v: v == 1, "every answer was cut before it ended: none of them could be right"),
             ("entropy", lambda v: v < 0.05, "the policy's entropy is near 0: it hardly samples anything new"),
         ):
-            steps = [int(row["step"]) for row in logged if row[name] not in ("", None) and found(float(row[name]))]
+            rows_seen = still if name == "flat_groups" else logged
+            steps = [int(row["step"]) for row in rows_seen if row[name] not in ("", None) and found(float(row[name]))]
             if steps:
                 sentences.append(f"{method}: by step {min(steps)}, {sentence}.")
     return sentences
@@ -176,7 +191,7 @@ def main(folders: list[str]) -> int:
             ceilings = json.loads((folder / "config.json").read_text())["ceilings"]
             draw(folder / "collapse.png", rows, ceilings)
             print(table(summarise(rows), rows))
-        except (OSError, KeyError, ValueError, IndexError, TypeError) as error:
+        except (OSError, KeyError, ValueError, IndexError, TypeError, RecursionError, csv.Error) as error:
             print(f"report: {folder} is not the folder of a finished run ({error})", file=sys.stderr)
             return 2
     return 0

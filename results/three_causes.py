@@ -24,7 +24,7 @@ import report
 from toy_tasks.measures import interval
 
 GROUPS, BETAS, SEEDS = (2, 4, 8, 16, 32, 64), (0.0, 0.2), 5
-STEPS = {"sums": 240, "countdown": 120}  # updates; at equal samples, G completions a prompt get STEPS * 8 / G
+STEPS = {"sums": 240, "countdown": 60}  # updates; at equal samples, G completions a prompt get STEPS * 8 / G
 LEVELS = {"sums": 0.9, "countdown": 0.85}  # of pass@1, for the comparison at equal pass@1
 BUDGETS = {"updates": "equal updates", "samples": "equal samples"}
 COLOURS = {"updates": "#0072B2", "samples": "#D55E00"}
