@@ -3,7 +3,7 @@
 GRPO makes a policy right more often and, often, right in only one way. On tasks whose correct answers (modes) can be
 listed, that loss is a sum, not an estimate; two calibrations, IAC on the advantages and DLC on the sampling, act on it.
 
-    python minirlvr.py                         the headline comparison, in about half a minute
+    python minirlvr.py                         the headline comparison, in under a minute
     python minirlvr.py --help                  every setting
     python minirlvr.py --resume runs/NAME      go on after Ctrl-C
 

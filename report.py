@@ -115,8 +115,8 @@ def cell(value: dict) -> str:
     ('0.500 ± 0.100', '0.500        ')
     """
     digits = 1 if value["mean"] > 9.995 else 3
-    half = " " * 8 if value["high"] is None else f" ± {value['high'] - value['mean']:.{digits}f}"
-    return f"{value['mean']:.{digits}f}{half}"
+    half = "" if value["high"] is None else f" ± {value['high'] - value['mean']:.{digits}f}"
+    return f"{value['mean']:5.{digits}f}{half:8}"
 
 
 def explain(rows: list[dict]) -> list[str]:

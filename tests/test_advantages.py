@@ -376,3 +376,9 @@ def test_iac_leaves_its_input_alone():
     before = advantages.clone()
     inverse_success_calibration(advantages, rewards)
     assert torch.equal(advantages, before)
+
+
+def test_iac_takes_advantages_and_rewards_of_one_shape():
+    """Two groups of advantages and one of rewards are a mistake, not a broadcast."""
+    with pytest.raises(ValueError, match="shape"):
+        inverse_success_calibration(torch.ones(2, 4), torch.ones(1, 4))

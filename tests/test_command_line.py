@@ -709,3 +709,76 @@ def test_resume_with_a_bad_checkpoint_is_one_line_and_the_others_go_on(cli, fold
     assert len(set(keys)) == len(keys)
     assert ("grpo", "0", "8", "train") in keys
     assert ("grpo+iac+dlc", "1", "8", "heldout") in keys
+
+
+# --- what an outsider broke -----------------------------------------------------------------------------------------
+
+
+def test_resume_keeps_the_command_that_made_the_run(folder, cli):
+    """config.json names what made the folder; what went on with it is listed beside it."""
+    before = json.loads((folder / "config.json").read_text())
+    assert cli("--resume", folder, "--steps", 6)[0] == 0
+    after = json.loads((folder / "config.json").read_text())
+    assert after["command"] == before["command"]
+    assert len(after["resumed"]) == 1
+    assert after["settings"]["experiment"]["steps"] == 6
+
+
+def test_a_config_that_cannot_be_rewritten_is_not_lost(folder, cli, monkeypatch):
+    """A full disk while resuming leaves config.json as it was."""
+    before = (folder / "config.json").read_bytes()
+
+    def full_disk(path, text, **_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    is_one_line(cli("--resume", folder), "--resume", "No space left")
+    assert (folder / "config.json").read_bytes() == before
+
+
+def test_a_checkpoint_that_cannot_be_written_is_a_users_mistake(tmp_path):
+    """A folder that is gone or full: one line, and no half file."""
+    with pytest.raises(UserError, match="cannot be written"):
+        command_line.save({"a": 1}, tmp_path / "gone" / "checkpoint.pt")
+
+
+def test_fewer_steps_than_done_are_refused(folder, cli):
+    """--resume never says that a run of four steps has two."""
+    code, _, lines = cli("--resume", folder, "--steps", 2)
+    assert code == 2 and all("--steps" in line for line in lines)
+
+
+def test_moments_of_another_shape_are_refused(folder, cli):
+    """The fused optimizer would read past them: the checkpoint is named instead."""
+    path = next(folder.glob("checkpoint-grpo-seed0.pt"))
+    state = torch.load(path, weights_only=True)
+    state["optimizer"]["state"][0]["exp_avg"] = torch.ones(1)
+    torch.save(state, path)
+    code, _, lines = cli("--resume", folder, "--steps", 6)
+    assert code == 2 and any(path.name in line and "moments" in line for line in lines)
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path, capsys):
+    """The line says which environment variable helps."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MINIRLVR_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(UserError, match="MINIRLVR_CACHE"):
+        LOAD_REFERENCE(Pairs(), Shape(layers=1, width=16, heads=2))
+
+
+def test_a_cached_reference_of_nan_is_made_again(monkeypatch, tmp_path):
+    """Damaged weights are not used in silence."""
+    monkeypatch.setenv("MINIRLVR_CACHE", str(tmp_path))
+    shape = Shape(layers=1, width=16, heads=2)
+    good = LOAD_REFERENCE(Pairs(), shape).state_dict()
+    (path,) = tmp_path.iterdir()
+    torch.save({name: torch.full_like(value, float("nan")) for name, value in good.items()}, path)
+    again = LOAD_REFERENCE(Pairs(), shape).state_dict()
+    assert all(torch.equal(again[name], good[name]) for name in good)
+
+
+def test_flat_groups_are_blamed_only_where_nothing_was_learned():
+    """REINFORCE++ learns from flat groups: the sentence needs a gradient of 0 as well."""
+    row = {"method": "reinforce++", "step": 10, "reward": 0.5, "flat_groups": 1.0, "cut_answers": 0.0, "entropy": 1.0}
+    assert report.explain([row | {"grad_norm": 0.7}]) == []
+    assert "flat" in report.explain([row | {"grad_norm": 0.0}])[0]

@@ -358,3 +358,11 @@ def test_entropy_by_hand():
     assert entropy(p.log()).item() == pytest.approx(1.5 * math.log(2))
     assert entropy(torch.zeros(2, 3, 7)).flatten().tolist() == pytest.approx([math.log(7)] * 6)
     assert entropy(torch.tensor([1e4, 0.0, 0.0])).item() == 0
+
+
+def test_advantages_never_broadcast():
+    """One advantage for each completion: three for one completion, or one for two, are an error."""
+    for completions, advantages in ((1, 3), (2, 1)):
+        zeros = torch.zeros(completions, 3)
+        with pytest.raises(ValueError, match="advantages"):
+            policy_loss(zeros, zeros, torch.ones(1, advantages), torch.ones(completions, 3))
