@@ -236,7 +236,8 @@ class Policy(nn.Module):
         own = branch[offset:, None]  # (T, 1)
         order = torch.ones(T, offset + T, dtype=torch.bool, device=tokens.device)
         earlier = order.tril(offset - 1) & ((branch == TRUNK) | (branch == own))  # (T, S+T)
-        allowed = earlier & real[:, None] | order.tril(offset).triu(offset)  # (Q, T, S+T)
+        itself = order.tril(offset).triu(offset)  # (T, S+T)
+        allowed = (earlier & real[:, None]) | itself  # (Q, T, S+T)
         position = allowed.sum(-1) - 1  # (Q, T)
         angles = position[:, None, :, None] * self.frequencies  # (Q, 1, T, D/H/2)
         cos, sin = angles.cos(), angles.sin()
@@ -821,7 +822,8 @@ def train(run: Run, tick=lambda: None, checkpoint=lambda run: None, stopped=lamb
     if not run.rows:
         evaluate(run)
     while run.step < steps and not stopped():
-        sampled_step(run) if ESTIMATORS[run.method.estimator].samples else exact_step(run)
+        take = sampled_step if ESTIMATORS[run.method.estimator].samples else exact_step
+        take(run)
         run.step += 1
         tick()
         if run.step % every == 0 or run.step == steps:
@@ -837,8 +839,9 @@ def sampled_step(run: Run) -> None:
     order = torch.randperm(len(run.task.train), generator=run.generator, device=run.device).tolist()
     prompts = [run.task.train[i] for i in order[: run.prompts_a_step]]
     tokens = encode_prompts(run.task, prompts).to(run.device)
-    length, more = run.task.max_new_tokens, (run.memory, calibration.mu, sampling.fixed_length)
-    batch = rollout(run.policy, tokens, sampling.group_size, length, run.generator, run.temperature, *more)
+    length, options = run.task.max_new_tokens, {"memory": run.memory, "mu": calibration.mu}
+    options |= {"temperature": run.temperature, "fixed_length": sampling.fixed_length}
+    batch = rollout(run.policy, tokens, sampling.group_size, length, run.generator, **options)
     # 2. The verifier says what is right.
     rewards = verify(run.task, prompts, batch)  # (Q, G)
     log_batch(run, rewards, batch)
@@ -879,8 +882,8 @@ def exact_objective(
 ) -> Tensor:
     """What GRPO climbs with infinitely many completions, per prompt; `success` and `kl` (Q,) -> (Q,). Differentiable.
 
-    E[A] has the gradient of the success probability P over its standard deviation sqrt(P (1 - P)), held fixed. A KL in
-    the reward is divided with it (the KL's own variance is left out of the deviation: our choice), one in the loss not.
+    GRPO's expected update is the gradient of the success probability P over sqrt(P (1 - P)), the root held fixed. A KL
+    in the reward is divided with it (its own variance is left out of the root: our choice), a KL in the loss is not.
     >>> exact_objective(torch.tensor([0.5, 0.5]), kl=torch.tensor([0.0, 0.1]), beta=1.0)
     tensor([1.0000, 0.8000])
     """
@@ -935,7 +938,7 @@ def kl_penalty(run: Run, batch: Rollout, reference_logprobs: Tensor | None) -> T
 
 
 def regime_penalty(run: Run, batch: Rollout, rewards: Tensor, reference_logprobs: Tensor | None) -> Tensor:
-    """What P2's regime takes off the verifier's reward, (Q, G); 0 for the task reward."""
+    """What to take off the verifier's reward so that P2's regime remains, (Q, G); 0 for the task reward."""
     if run.method.regime == "task":
         return torch.zeros_like(rewards)
     s, lengths = run.settings.sharpening, batch.mask.sum(-1)
@@ -948,18 +951,18 @@ def update_policy(run: Run, batch: Rollout, advantages: Tensor, reference_logpro
     """`epochs` optimiser steps on one batch, the gradient of each summed over micro-batches."""
     u = run.update
     weights = token_weights(batch.mask.flatten(0, 1), u.aggregate).view_as(batch.logprobs)  # (Q, G, T)
-    share = batch.mask / batch.mask.sum()  # (Q, G, T)
+    log_weights = batch.mask / batch.mask.sum()  # (Q, G, T)
     for epoch in range(u.epochs):
         run.optimizer.zero_grad()
         logged = []
         for part in torch.arange(len(advantages), device=advantages.device).chunk(u.micro_batches):
             reference = None if reference_logprobs is None else reference_logprobs[part]
-            loss, log = batch_loss(run, batch.pick(part), advantages[part], weights[part], share[part], reference)
+            loss, log = batch_loss(run, batch.pick(part), advantages[part], weights[part], log_weights[part], reference)
             loss.backward()
             logged.append(log)
-        take_step(run, **{name: sum(log[name] for log in logged) for name in logged[0] if name != "off"})
+        take_step(run, **{name: sum(log[name] for log in logged) for name in logged[0] if name != "first_ratio"})
         if epoch == 0:
-            run.log(first_ratio=max(log["off"] for log in logged))
+            run.log(first_ratio=max(log["first_ratio"] for log in logged))
 
 
 def take_step(run: Run, **logged: float) -> None:
@@ -973,15 +976,15 @@ def take_step(run: Run, **logged: float) -> None:
 
 
 def batch_loss(
-    run: Run, batch: Rollout, advantages: Tensor, weights: Tensor, share: Tensor, reference: Tensor | None
+    run: Run, batch: Rollout, advantages: Tensor, weights: Tensor, log_weights: Tensor, reference: Tensor | None
 ) -> tuple[Tensor, dict[str, float]]:
     """Loss of one micro-batch, and what is logged of it; both add up over the micro-batches of a batch.
 
-    advantages (Q, G); weights, share and reference (Q, G, T): what each token weighs in the loss and in the log.
+    advantages (Q, G); weights, log_weights and reference (Q, G, T): what each token weighs in the loss and in the log.
     """
     u = run.update
-    completions, mask, old, weights, share = (
-        tensor.flatten(0, 1) for tensor in (batch.completions, batch.mask, batch.logprobs, weights, share)
+    completions, mask, old, weights, log_weights = (
+        tensor.flatten(0, 1) for tensor in (batch.completions, batch.mask, batch.logprobs, weights, log_weights)
     )  # each (N, T)
     logits = run.policy.completion_logits(batch.prompts, batch.completions).flatten(0, 1) / run.temperature  # (N, T, V)
     logprobs = token_logprobs(logits, completions)
@@ -993,8 +996,10 @@ def batch_loss(
         loss = loss + u.beta * (weights * kl_estimate(logprobs, reference.flatten(0, 1), u.kl_kind)).sum()
     ratio = importance_ratio(logprobs.detach(), old, mask, u.ratio)
     clipped = is_clipped(ratio, advantages, u.clip_low, u.clip_high)
-    log = {"loss": loss, "entropy": (spread * share).sum(), "clip_fraction": (clipped * share).sum()}
-    return loss, {name: value.item() for name, value in log.items()} | {"off": ((ratio - 1).abs() * mask).max().item()}
+    log = {"loss": loss, "entropy": (spread * log_weights).sum(), "clip_fraction": (clipped * log_weights).sum()}
+    return loss, {name: value.item() for name, value in log.items()} | {
+        "first_ratio": ((ratio - 1).abs() * mask).max().item()
+    }
 
 
 def train_memory(run: Run, batch: Rollout, rewards: Tensor) -> None:
