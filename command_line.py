@@ -54,9 +54,10 @@ FREE_ON_RESUME = ("steps", "jobs", "device")
 
 def parse_settings(argv: list[str] | None) -> Settings:
     """Settings from the command line; with --resume, those of the folder, which only a few flags may change."""
-    folder = read_flags(argv, Settings()).files.resume
+    settings = read_flags(argv, Settings())
+    folder = settings.files.resume
     if not folder:
-        return read_flags(argv, Settings())
+        return settings
     saved = read_config(Path(folder))
     settings = read_flags(argv, saved)
     given = {name: getattr(settings.experiment, name) for name in FREE_ON_RESUME}
