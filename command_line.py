@@ -6,6 +6,7 @@ Nothing here decides what is learned; that is all in minirlvr.py.
 import dataclasses
 import hashlib
 import inspect
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,10 +17,11 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stderr
+from importlib import metadata
 from io import StringIO
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -54,7 +56,7 @@ FREE_ON_RESUME = ("steps", "jobs", "device")
 
 def parse_settings(argv: list[str] | None) -> Settings:
     """Settings from the command line; with --resume, those of the folder, which only a few flags may change."""
-    settings = read_flags(argv, Settings())
+    settings = read_flags(argv, default_settings(sys.argv[1:] if argv is None else argv))
     folder = settings.files.resume
     if not folder:
         return settings
@@ -68,6 +70,24 @@ def parse_settings(argv: list[str] | None) -> Settings:
         flags = ", ".join(f"--{name}" for name in FREE_ON_RESUME)
         raise UserError(f"--resume {folder} goes on with its own settings: beside it only {flags} may be given")
     return settings
+
+
+def default_settings(argv: list[str]) -> Settings:
+    """The defaults: a language model is a thousand times larger than the toy, and learns in smaller steps.
+
+    >>> default_settings(["--policy", "hf:FOLDER"]).update.learning_rate
+    1e-05
+    """
+    values = {flag: value for flag, _, value in (arg.partition("=") for arg in argv)}
+    values |= {flag: value for flag, value in itertools.pairwise(argv) if flag.startswith("--")}
+    if not values.get("--policy", "").startswith("hf:"):
+        return Settings()
+    adapters = values.get("--lora-rank", values.get("--lora_rank", "0")) != "0"
+    return Settings(
+        experiment=minirlvr.Experiment(methods=("grpo", "grpo+iac+dlc"), seeds=1, steps=50),
+        sampling=minirlvr.Sampling(prompts=8),
+        update=minirlvr.Update(learning_rate=1e-4 if adapters else 1e-5),
+    )
 
 
 def read_flags(argv: list[str] | None, default: Settings) -> Settings:
@@ -146,8 +166,7 @@ def check(settings: Settings) -> list[Method]:
     e = settings.experiment
     if e.task not in TASKS:
         raise UserError(f"unknown task {e.task!r}: choose one of {', '.join(TASKS)}")
-    if e.policy != "toy":
-        raise UserError(f"--policy {e.policy}: this version trains the toy policy only; leave the flag out")
+    check_policy(settings)
     check_numbers(settings)
     u, shape = settings.update, settings.shape
     for flag, width in (("width", shape.width), ("memory-width", settings.calibration.memory_width)):
@@ -168,6 +187,23 @@ def check(settings: Settings) -> list[Method]:
     return methods
 
 
+def check_policy(settings: Settings) -> None:
+    """The flags that belong to --policy hf:... alone, and what a language model cannot do."""
+    policy, start, model = settings.experiment.policy, settings.calibration.memory_start, settings.language_model
+    if policy == "toy":
+        changed = [part.name for part in dataclasses.fields(model) if getattr(model, part.name) != part.default]
+        if changed:
+            flag = changed[0].replace("_", "-")
+            raise UserError(f"--{flag} is for a language model: give --policy hf:FOLDER_OR_ID too, or leave it out")
+    elif not policy.removeprefix("hf:") or not policy.startswith("hf:"):
+        raise UserError(f"--policy is {policy!r:.80}: it must be toy or hf:FOLDER_OR_ID")
+    elif settings.shape != minirlvr.Shape(heads=settings.shape.heads):
+        raise UserError("--layers and --width are the toy policy's; a language model has its own: leave them out")
+    if start not in ("fresh", "reference") and (policy == "toy" or not start.startswith("hf:")):
+        more = "" if policy == "toy" else " or hf:FOLDER_OR_ID"
+        raise UserError(f"--memory-start is {start!r:.80}: it must be fresh or reference{more}")
+
+
 def check_numbers(settings: Settings) -> None:
     """Every number within its range; NaN and infinity are in none."""
     count, rate, weight, share = (1, 10**6), (1e-12, 1e6), (0, 1e6), (0, 1)
@@ -181,6 +217,8 @@ def check_numbers(settings: Settings) -> None:
         | {"memory_layers": (1, 100), "memory_width": (1, 10**5)},
         "sharpening": {"sharpen_alpha": (0, 100), "beta_inverse": rate, "length_power": (0, 10)},
         "shape": {"layers": (1, 100), "width": (1, 10**5), "heads": (1, 1000)},
+        "language_model": {"heldout": count, "max_new_tokens": (1, 10**5), "evaluation_samples": (8, 10**5)}
+        | {"evaluation_prompts": count, "lora_rank": (0, 1024)},
     }
     ranges["experiment"]["first_seed"] = (0, 2**31)
     for group, names in ranges.items():
@@ -213,11 +251,13 @@ def choose_device(name: str) -> str:
 # === The run folder ===
 
 
-def open_folder(settings: Settings, methods: list[Method], device: str) -> Path:
+def open_folder(settings: Settings, methods: list[Method], device: str, task: Task) -> Path:
     """Make the run folder, or open the one to resume; either way config.json then says what runs."""
-    e, files = settings.experiment, settings.files
-    folder = Path(files.resume or files.out or Path("runs") / f"{e.task}-{time.strftime('%Y%m%d-%H%M%S')}")
+    files = settings.files
+    folder = Path(files.resume or files.out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     versions = {"minirlvr": minirlvr.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    if settings.experiment.policy != "toy":
+        versions |= {name: metadata.version(name) for name in ("transformers", "tokenizers", "safetensors")}
     now = {
         "device": device,
         "versions": versions | {"platform": platform.platform()},
@@ -226,7 +266,7 @@ def open_folder(settings: Settings, methods: list[Method], device: str) -> Path:
     config = {
         "settings": dataclasses.asdict(dataclasses.replace(settings, files=minirlvr.Files())),
         "methods": {m.name: resolve_update(settings.update, ESTIMATORS[m.estimator]) for m in methods},
-        "ceilings": ceilings(TASKS[e.task]()),
+        "ceilings": ceilings(task),
     }
     try:
         if files.resume:  # what made the folder stays; what went on with it is added
@@ -246,7 +286,7 @@ def open_folder(settings: Settings, methods: list[Method], device: str) -> Path:
 def ceilings(task: Task) -> dict[str, dict[str, float]]:
     """The best that can be reached: split -> measure -> value; all modes of a prompt equally likely."""
     return {
-        split: {"pass@1": 1.0, "effective_modes": float(Listing(task, prompts).counts.mean())}
+        split: {"pass@1": 1.0, "effective_modes": sum(len(task.modes(prompt)) for prompt in prompts) / len(prompts)}
         for split, prompts in (("train", task.train), ("heldout", task.heldout))
     }
 
@@ -262,8 +302,10 @@ def save(state: dict, path: Path) -> None:
         raise UserError(f"{path} cannot be written ({' '.join(str(error).split())[:80]})") from None
 
 
-def load_checkpoint(path: Path, method: str, seed: int) -> dict:
-    """What `Run.state` gave. Raises UserError for a file cut short, not ours, of another version or of another run.
+def load_checkpoint(path: Path, method: str, seed: int, measures: Collection[str] = MEASURES) -> dict:
+    """What `Run.state` gave, with rows of those measures.
+
+    Raises UserError for a file cut short, not ours, of another version or of another run.
 
     Tensors and plain values only (weights_only): a file from a stranger runs no code.
     """
@@ -282,15 +324,15 @@ def load_checkpoint(path: Path, method: str, seed: int) -> dict:
         raise UserError(f"checkpoint {path} holds {theirs}; give it back its name")
     rows, step, window = state.get("rows"), state.get("step"), state.get("window")
     sound = type(step) is int and 0 <= step <= 10**6 and type(rows) is list and len(rows) > 0
-    sound = sound and all(is_row(row, method, seed) for row in rows) and is_window(window)
+    sound = sound and all(is_row(row, method, seed, measures) for row in rows) and is_window(window)
     if not sound:
         raise UserError(f"checkpoint {path} is damaged (its rows, log or step); delete it to train that run again")
     return state
 
 
-def is_row(row, method: str, seed: int) -> bool:
+def is_row(row, method: str, seed: int, measures: Collection[str]) -> bool:
     """Is this a row of metrics.csv, of this run?"""
-    numbers = (*MEASURES, "completions", *LOG)
+    numbers = (*measures, "completions", *LOG)
     if not isinstance(row, dict) or set(row) != {*HEAD, *numbers}:
         return False
     head = (row["method"], row["seed"]) == (method, seed) and row["split"] in report.TITLES
@@ -307,11 +349,12 @@ def is_window(window) -> bool:
 
 def restore_run(run: Run, path: Path) -> None:
     """Put a run where its checkpoint was. Raises UserError where that holds another run or another shape."""
-    state = load_checkpoint(path, run.method.name, run.seed)
+    state = load_checkpoint(path, run.method.name, run.seed, run.measures)
     if state["step"] > run.settings.experiment.steps:
         raise UserError(f"checkpoint {path} is at step {state['step']} already: give --steps of at least that")
     try:
         run.restore(state)
+        run.load_weights(path)
     except (KeyError, IndexError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:120]
         raise UserError(f"checkpoint {path} does not fit these settings ({reason}); delete it to train anew") from None
@@ -358,25 +401,56 @@ class Job(NamedTuple):
 
     def run(self, tick: Callable[[int], None], stopped: Callable[[], bool]) -> None:
         """From the checkpoint, or from the reference, to the last step or to `stopped()`."""
+        with memory_advice():
+            run = self.start()
+            if self.checkpoint.exists():
+                restore_run(run, self.checkpoint)
+            tick(run.step)
+            train(run, lambda: tick(1), self.save, stopped)
+
+    def start(self) -> Run:
+        """The run at its first step."""
+        if self.settings.experiment.policy != "toy":
+            return text_runs().start_run(self.settings, self.method, self.seed, self.device)
         reference = load_reference(TASKS[self.settings.experiment.task](), self.settings.shape)
-        run = Run(self.settings, self.method, self.seed, reference, self.device)
-        if self.checkpoint.exists():
-            restore_run(run, self.checkpoint)
-        tick(run.step)
-        train(run, lambda: tick(1), lambda run: save(label(run), self.checkpoint), stopped)
+        return Run(self.settings, self.method, self.seed, reference, self.device)
+
+    def save(self, run: Run) -> None:
+        """Write the checkpoint: weights in files of their own first, so that it never names any that are not there."""
+        run.save_weights(self.checkpoint)
+        save({"format": FORMAT[0], "version": FORMAT[1]} | run.state(), self.checkpoint)
+        run.forget_weights(self.checkpoint)
 
 
-def label(run: Run) -> dict:
-    return {"format": FORMAT[0], "version": FORMAT[1]} | run.state()
+def text_runs():
+    """The module that trains language models. Raises UserError where what it needs is not installed."""
+    try:
+        import text_runs
+    except ImportError as error:
+        raise UserError(f"--policy hf:... needs {error.name}: pip install -r requirements-hf.txt") from None
+    return text_runs
+
+
+@contextmanager
+def memory_advice():
+    """Running out of memory becomes a UserError that says what to turn down."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # PyTorch's are RuntimeErrors
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        flags = "--prompts, --group-size or --max-new-tokens (of the toy policy --width)"
+        advice = "or raise --micro-batches, which changes no result; --resume goes on where flags allow it"
+        raise UserError(f"out of memory: turn down {flags}, {advice}") from None
 
 
 SHARED: dict = {}  # in a worker process: the stop sign that Ctrl-C raises, and the counter of steps done
 
 
-def start_worker(stop, steps) -> None:
-    """Prepare a worker process: one thread, and no life without its parent."""
+def start_worker(stop, steps, threads: int) -> None:
+    """Prepare a worker process: its number of threads, and no life without its parent."""
     SHARED.update(stop=stop, steps=steps)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
@@ -390,7 +464,7 @@ def in_worker(job: Job) -> None:
     job.run(tick, SHARED["stop"].is_set)
 
 
-def run_all(jobs: list[Job], side_by_side: int, stop, steps) -> tuple[list[str], BaseException | None]:
+def run_all(jobs: list[Job], side_by_side: int, threads: int, stop, steps) -> tuple[list[str], BaseException | None]:
     """Train them all; the numbers do not depend on how many side by side.
 
     Returns the users' mistakes, for which the others go on, and a fault of ours, if any, for which they stop.
@@ -404,7 +478,7 @@ def run_all(jobs: list[Job], side_by_side: int, stop, steps) -> tuple[list[str],
     pace = 0.1 if sys.stderr.isatty() else 10  # seconds between two updates of the bar: a log file wants few
     with (
         tqdm(total=total, unit="step", desc=f"{len(jobs)} runs, {side_by_side} at a time", mininterval=pace) as bar,
-        ProcessPoolExecutor(side_by_side, context, start_worker, (stop, steps)) as pool,
+        ProcessPoolExecutor(side_by_side, context, start_worker, (stop, steps, threads)) as pool,
     ):
         with signals_go_to(signal.SIG_IGN):  # the workers are born deaf: Ctrl-C is the parent's to hear
             pending: set[Future] = {pool.submit(in_worker, job) for job in jobs}
@@ -435,31 +509,42 @@ def signals_go_to(handler):
             signal.signal(number, old)
 
 
+def prepare(settings: Settings, methods: list[Method]) -> tuple[Task, Collection[str], str]:
+    """The task, the names of its measures, and what there is to say before the first step."""
+    if settings.experiment.policy != "toy":
+        return text_runs().prepare(settings, methods)
+    return TASKS[settings.experiment.task](), MEASURES, ""
+
+
 def compare(settings: Settings) -> int:
     """Run what the settings ask for and write the folder. Returns the exit code: 0, 2 for a mistake, 130 for Ctrl-C."""
     began = time.time()
     methods, device = check(settings), choose_device(settings.experiment.device)
-    e, task = settings.experiment, TASKS[settings.experiment.task]()
-    folder = open_folder(settings, methods, device)
+    e, is_toy = settings.experiment, settings.experiment.policy == "toy"
+    task, measures, description = prepare(settings, methods)
+    folder = open_folder(settings, methods, device, task)
     print(f"{task.name}: {len(task.train)} prompts to train on, {len(task.heldout)} held out; writing to {folder}/")
+    if description:
+        print(description)
     torch.set_num_threads(1)
     try:
-        load_reference(task, settings.shape)  # made here once, before the workers look for it
+        if is_toy:
+            load_reference(task, settings.shape)  # made here once, before the workers look for it
     except KeyboardInterrupt:
         return say_stopped(folder)
     seeds = range(e.first_seed, e.first_seed + e.seeds)
     jobs = [Job(settings, method, seed, folder, device) for seed in seeds for method in methods]
-    side_by_side = min(e.jobs or (available_cores() if device == "cpu" else 1), len(jobs))
+    side_by_side = min(e.jobs or (available_cores() if device == "cpu" and is_toy else 1), len(jobs))
+    threads = 1 if is_toy else max(available_cores() // side_by_side, 1)
     context = multiprocessing.get_context("spawn")
     stop, steps = context.Event(), context.Value("q", 0)
     with signals_go_to(lambda *_: stop.set()):
-        mistakes, fault = run_all(jobs, side_by_side, stop, steps)
+        mistakes, fault = run_all(jobs, side_by_side, threads, stop, steps)
     rows = []
     for job in sorted(jobs, key=lambda job: (methods.index(job.method), job.seed)):
         try:
-            rows += (
-                load_checkpoint(job.checkpoint, job.method.name, job.seed)["rows"] if job.checkpoint.exists() else []
-            )
+            if job.checkpoint.exists():
+                rows += load_checkpoint(job.checkpoint, job.method.name, job.seed, measures)["rows"]
         except UserError as error:  # the others are reported all the same
             mistakes.append(str(error))
     if rows:

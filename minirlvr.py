@@ -18,7 +18,9 @@ import dataclasses
 import math
 import random
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -26,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from toy_tasks import PAD, STOP, TASKS, Task
-from toy_tasks.exact import Listing, Tree, encode_prompts, finite_batch_optimum, mode_measures
+from toy_tasks.exact import MEASURES, Listing, Tree, encode_prompts, finite_batch_optimum, mode_measures
 from toy_tasks.measures import pass_at_k
 
 __version__ = "0.1"
@@ -53,10 +55,13 @@ class Experiment:
     # Batches sampled in a run; equal steps are equal numbers of sampled completions, for every method.
     steps: int = 120
     evaluate_every: int = 10  # Steps between two exact evaluations, each a row of metrics.csv and a checkpoint.
-    policy: str = "toy"  # toy: the small transformer of this file.
+    # toy: the small transformer of this file; or hf:FOLDER_OR_ID, a Hugging Face model, asked in plain language.
+    policy: str = "toy"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto takes CUDA where there is one, else the processor.
     # Processes side by side, one thread each; 0 means one per core, and one on a GPU. The numbers do not change.
     jobs: int = 0
+    # torch.compile the toy policy: fewer, larger kernels, for long runs and GPUs; costs a minute at the start of each.
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,9 @@ class Calibration:
     iac_divide: bool = False  # IAC multiplies by ((G - |S+|) / G)^alpha instead.
     mu: float = 0.5  # DLC samples from softmax(policy logits - mu * memory logits).
     memory_data: Literal["correct", "all"] = "correct"  # Completions that the memory network learns.
-    memory_start: Literal["fresh", "reference"] = "fresh"  # A new small network, or a copy of the reference policy.
+    # fresh: a new small network; reference: a copy of the reference policy; with --policy hf: also hf:FOLDER_OR_ID, a
+    # model with the same vocabulary.
+    memory_start: str = "fresh"
     memory_layers: int = 1  # Layers of a fresh memory network.
     memory_width: int = 32  # Width of a fresh memory network.
     memory_learning_rate: float = 3e-3  # AdamW's step size for the memory network.
@@ -142,6 +149,23 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class LanguageModel:
+    """Only with --policy hf:FOLDER_OR_ID, whose own defaults `--policy hf:... --help` lists."""
+
+    dataset: str = ""  # Your own questions instead of --task: a .jsonl file, `prompt` and `answer` in each row.
+    heldout: int | None = None  # Rows at its end that are never trained; a quarter, at most 64, if not given.
+    # Written under every prompt; if not given, nothing for a toy task, and for --dataset to put the answer in a box.
+    instruction: str | None = None
+    # Completions are cut here (T); if not given, a little above the longest answer, or 256 for --dataset.
+    max_new_tokens: int | None = None
+    evaluation_samples: int = 32  # Completions per prompt that each evaluation's estimates come from.
+    evaluation_prompts: int = 64  # At most so many prompts of each split are evaluated, the first ones.
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # Of the weights; adapters are always float32.
+    lora_rank: int = 0  # Train adapters of this rank and freeze the model; 0 trains all weights.
+    gradient_checkpointing: bool = False  # Less memory for activations, and prompts read again for each completion.
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that can be chosen, in the groups that --help prints."""
 
@@ -152,6 +176,7 @@ class Settings:
     calibration: Calibration = field(default_factory=Calibration)
     sharpening: Sharpening = field(default_factory=Sharpening)
     shape: Shape = field(default_factory=Shape)
+    language_model: LanguageModel = field(default_factory=LanguageModel)
 
 
 # === Policy: a small Llama (RMSNorm, rotary positions, SwiGLU, no biases). ===
@@ -180,7 +205,8 @@ class Block(nn.Module):
         """x (Q, T, D) -> the same shape, and this layer's keys and values (Q, H, S+T, D/H), `past` included."""
         Q, T, D = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(Q, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
-        (q, k), v = rotate(qkv[:2], cos, sin), qkv[2]  # each (Q, H, T, D/H)
+        qk, v = qkv.split((2, 1))  # split: its backward pass writes one tensor, that of two slices fills two with zeros
+        (q, k), v = rotate(qk, cos, sin).unbind(), v.squeeze(0)  # each (Q, H, T, D/H)
         if past is not None:
             k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)  # (Q, H, T, D/H)
@@ -211,6 +237,7 @@ class Policy(nn.Module):
 
     def __init__(self, vocab_size: int, generator: torch.Generator, layers: int = 2, width: int = 64, heads: int = 4):
         super().__init__()
+        self.pad = PAD
         self.embedding = nn.Embedding(vocab_size, width)
         self.blocks = nn.ModuleList(Block(width, heads, hidden=width * 11 // 4) for _ in range(layers))
         self.norm = nn.RMSNorm(width, eps=1e-5)
@@ -249,11 +276,11 @@ class Policy(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Left-padded texts (Q, T) -> logits (Q, T, V)."""
-        return self.extend(tokens, torch.full_like(tokens[0], TRUNK), real=text_mask(tokens))[0]
+        return self.extend(tokens, torch.full_like(tokens[0], TRUNK), real=text_mask(tokens, self.pad))[0]
 
     def start(self, prompts: Tensor, group_size: int) -> tuple[Tensor, Cache]:
         """Read left-padded prompts (Q, P) once -> logits (Q, G, V) of the first token of G completions, and a cache."""
-        logits, cache = self.extend(prompts, torch.full_like(prompts[0], TRUNK), real=text_mask(prompts))
+        logits, cache = self.extend(prompts, torch.full_like(prompts[0], TRUNK), real=text_mask(prompts, self.pad))
         return logits[:, -1:].expand(-1, group_size, -1), cache
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
@@ -269,19 +296,19 @@ class Policy(nn.Module):
         read = completions[..., :-1].transpose(1, 2).reshape(Q, (T - 1) * G)  # token by token, branches side by side
         trunk = torch.full_like(prompts[0], TRUNK)
         branch = torch.cat((trunk, torch.arange(G, device=trunk.device).repeat(T - 1)))
-        real = torch.cat((text_mask(prompts), torch.ones_like(read, dtype=torch.bool)), 1)
+        real = torch.cat((text_mask(prompts, self.pad), torch.ones_like(read, dtype=torch.bool)), 1)
         logits, _ = self.extend(torch.cat((prompts, read), 1), branch, real)  # (Q, P + (T-1) G, V)
         prompt_end = prompts.shape[1]
         first = logits[:, prompt_end - 1, None, None].expand(-1, G, -1, -1)  # (Q, G, 1, V)
         return torch.cat((first, logits[:, prompt_end:].view(Q, T - 1, G, logits.shape[-1]).transpose(1, 2)), 2)
 
 
-def text_mask(tokens: Tensor) -> Tensor:
+def text_mask(tokens: Tensor, pad: int = PAD) -> Tensor:
     """(Q, T) bool: False on the padding before the first real token, True from there on, whatever comes.
     >>> text_mask(torch.tensor([[0, 0, 5, 0, 7]]))
     tensor([[False, False,  True,  True,  True]])
     """
-    return (tokens != PAD).cumsum(1) > 0
+    return (tokens != pad).cumsum(1) > 0
 
 
 # === Rollout: each prompt is read once, then its G completions are drawn token by token. ===
@@ -295,48 +322,61 @@ class Rollout(NamedTuple):
     mask: Tensor  # (Q, G, T) bool: tokens up to and including the first stop
     logprobs: Tensor  # (Q, G, T) of the policy that sampled, at the sampling temperature; 0 outside the mask
     sampler_logprobs: Tensor  # (Q, G, T) of the distribution the tokens were drawn from; equal unless DLC bends it
+    entropies: Tensor  # (Q, G, T) of the policy that sampled, in nats; 0 outside the mask
 
     def pick(self, rows) -> "Rollout":
         """The groups `rows` (a slice, indices or a (Q,) bool)."""
         return Rollout(*(tensor[rows] for tensor in self))
 
+    @property
+    def length(self) -> int:
+        """Tokens of the longest completion. What lies behind is padding for all, and is not computed."""
+        return int(self.mask.any(0).any(0).sum())
 
-@torch.no_grad()
+
 def rollout(
     policy: Policy, prompts: Tensor, group_size: int, max_new_tokens: int, generator: torch.Generator,
-    temperature: float = 1.0, memory: Policy | None = None, mu: float = 0.0, fixed_length: bool = False
+    temperature: float = 1.0, memory: Policy | None = None, mu: float = 0.0, fixed_length: bool = False,
+    stops: tuple[int, ...] = (STOP,), pad: int = PAD
 ) -> Rollout:  # fmt: skip
     """Draw G completions for each of the prompts (Q, P), from softmax((policy - mu * memory) / temperature).
+
+    A completion ends with the first of the token ids `stops` (with `fixed_length` at T alone); behind it is `pad`.
     >>> g = torch.Generator().manual_seed(0)
     >>> batch = rollout(Policy(14, g), torch.tensor([[3, 4, 13]]), group_size=2, max_new_tokens=5, generator=g)
     >>> batch.completions.shape, bool((batch.logprobs <= 0).all())
     (torch.Size([1, 2, 5]), True)
     """
-    shape = (len(prompts), group_size, max_new_tokens)
-    completions = torch.full(shape, PAD, device=prompts.device)
-    mask = torch.zeros(shape, dtype=torch.bool, device=prompts.device)
-    logprobs, sampler_logprobs = torch.zeros(2, *shape, device=prompts.device)
-    going = torch.ones(shape[:2], dtype=torch.bool, device=prompts.device)
-    logits, cache = policy.start(prompts, group_size)  # (Q, G, V)
-    memory_logits, memory_cache = memory.start(prompts, group_size) if memory else (None, None)
-    for t in range(max_new_tokens):
-        own = (logits.float() / temperature).log_softmax(-1)  # float32 whatever the weights are
-        bent = calibrated_logits(logits, memory_logits, mu).float() if memory else None
-        drawn_from = own if bent is None else (bent / temperature).log_softmax(-1)
-        if not drawn_from.isfinite().all():
-            raise UserError("the logits to sample from are not finite; take a smaller --learning-rate or --mu")
-        token = torch.multinomial(drawn_from.exp().flatten(0, 1), 1, generator=generator).view(shape[:2])
-        mask[..., t] = going
-        completions[..., t] = torch.where(going, token, PAD)
-        logprobs[..., t] = own.gather(-1, token[..., None])[..., 0] * going
-        sampler_logprobs[..., t] = drawn_from.gather(-1, token[..., None])[..., 0] * going
-        going = going & ((token != STOP) | fixed_length)
-        if t + 1 == max_new_tokens or not going.any():
-            break
-        logits, cache = policy.step(token, cache)
-        if memory:
-            memory_logits, memory_cache = memory.step(token, memory_cache)
-    return Rollout(prompts, completions, mask, logprobs, sampler_logprobs)
+    with torch.inference_mode():  # a tenth faster than no_grad; its tensors cannot be trained on, hence the copies
+        shape = (len(prompts), group_size, max_new_tokens)
+        completions = torch.full(shape, pad, device=prompts.device)
+        mask = torch.zeros(shape, dtype=torch.bool, device=prompts.device)
+        logprobs, sampler_logprobs, entropies = torch.zeros(3, *shape, device=prompts.device)
+        going = torch.ones(shape[:2], dtype=torch.bool, device=prompts.device)
+        stop_ids = torch.tensor(stops, device=prompts.device)
+        logits, cache = policy.start(prompts, group_size)  # (Q, G, V)
+        memory_logits, memory_cache = memory.start(prompts, group_size) if memory else (None, None)
+        for t in range(max_new_tokens):
+            own = (logits.float() / temperature).log_softmax(-1)  # float32 whatever the weights are
+            bent = calibrated_logits(logits, memory_logits, mu).float() if memory else None
+            drawn_from = own if bent is None else (bent / temperature).log_softmax(-1)
+            if not drawn_from.isfinite().all():
+                raise UserError("the logits to sample from are not finite; take a smaller --learning-rate or --mu")
+            token = torch.multinomial(drawn_from.exp().flatten(0, 1), 1, generator=generator).view(shape[:2])
+            mask[..., t] = going
+            completions[..., t] = torch.where(going, token, pad)
+            logprobs[..., t] = own.gather(-1, token[..., None])[..., 0] * going
+            sampler_logprobs[..., t] = drawn_from.gather(-1, token[..., None])[..., 0] * going
+            entropies[..., t] = entropy(own) * going
+            if not fixed_length:
+                going = going & ~torch.isin(token, stop_ids)
+            if t + 1 == max_new_tokens or not going.any():
+                break
+            logits, cache = policy.step(token, cache)
+            if memory:
+                memory_logits, memory_cache = memory.step(token, memory_cache)
+    drawn = completions, mask, logprobs, sampler_logprobs, entropies
+    return Rollout(prompts, *(tensor.clone() for tensor in drawn))
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -698,7 +738,9 @@ def pretrain_reference(task: Task, shape: Shape) -> Policy:
 
 
 def make_optimizer(policy: Policy, learning_rate: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
+    """AdamW over what can learn: all of a policy, or its adapters."""
+    learning = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(learning, lr=learning_rate, weight_decay=0.0, fused=True)
 
 
 def check_moments(optimizer: torch.optim.Optimizer) -> None:
@@ -754,28 +796,32 @@ LOG += ("kl", "memory_loss")  # README's glossary says what each means; "" where
 class Run:
     """All that changes while one method trains with one seed; `state` and `restore` lose nothing of it."""
 
+    measures: Collection[str] = MEASURES  # the names that `measure` gives
+
     def __init__(self, settings: Settings, method: Method, seed: int, reference: Policy, device="cpu", task=None):
         self.settings, self.method, self.seed, self.device = settings, method, seed, device
         self.task: Task = task or TASKS[settings.experiment.task]()
         self.update = resolve_update(settings.update, ESTIMATORS[method.estimator])
         self.temperature = settings.sampling.temperature
         self.prompts_a_step = min(settings.sampling.prompts, len(self.task.train))
-        self.reference = copy.deepcopy(reference).to(device)
-        self.policy = copy.deepcopy(self.reference)
+        self.policy, self.reference = self.make_policies(reference)
         self.optimizer = make_optimizer(self.policy, settings.update.learning_rate)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.memory = self.make_memory() if method.dlc else None
         self.memory_optimizer = self.memory and make_optimizer(self.memory, settings.calibration.memory_learning_rate)
-        self.listing = Listing(self.task, self.task.prompts)
-        self.reference_probs = self.mode_probs(self.reference)  # (Q, M)
-        self.trained = Listing(self.task, self.task.train)
-        self.tree = None  # all completions, where an exact KL is summed over them
-        if method.estimator == "exact" and self.update.beta:
-            self.tree = Tree(self.reference, self.task, self.task.train, min_mass=1e-4, temperature=self.temperature)
+        self.prepare_measures()
         self.step = 0
         self.rows: list[dict] = []  # evaluations so far
         self.window: dict[str, list[float]] = {name: [] for name in LOG}  # logged since the last evaluation
         self.waiting: list[dict] = []  # DAPO: groups with a spread, sampled and not yet trained on
+
+    def make_policies(self, reference: Policy) -> tuple[Policy, Policy]:
+        """The policy that will move, and the reference that will not."""
+        frozen = copy.deepcopy(reference).to(self.device)
+        policy = copy.deepcopy(frozen)
+        if self.settings.experiment.compile:
+            policy.extend = torch.compile(policy.extend, dynamic=True)
+        return policy, frozen
 
     def make_memory(self) -> Policy:
         c = self.settings.calibration
@@ -788,6 +834,24 @@ class Run:
     def mode_probs(self, policy: Policy):
         """Exact probability of every listed mode, as a NumPy array (Q, M)."""
         return self.listing.log_probs(policy, self.temperature).exp().numpy()
+
+    def prepare_measures(self) -> None:
+        """List all correct answers once, and sum what the reference gives them."""
+        self.listing = Listing(self.task, self.task.prompts)
+        self.reference_probs = self.mode_probs(self.reference)  # (Q, M)
+        self.trained = Listing(self.task, self.task.train)
+        self.tree = None  # all completions, where an exact KL is summed over them
+        if self.method.estimator == "exact" and self.update.beta:
+            self.tree = Tree(self.reference, self.task, self.task.train, min_mass=1e-4, temperature=self.temperature)
+
+    def measure(self) -> dict[str, dict[str, float]]:
+        """split -> measure -> its exact value for the policy now, the mean over the prompts of the split."""
+        measured = mode_measures(self.listing, self.mode_probs(self.policy), self.reference_probs)  # name -> (Q,)
+        splits = {"train": slice(len(self.task.train)), "heldout": slice(len(self.task.train), None)}
+        return {
+            split: {name: float(values[rows].mean()) for name, values in measured.items()}
+            for split, rows in splits.items()
+        }
 
     def log(self, **values: float) -> None:
         for name, value in values.items():
@@ -803,6 +867,15 @@ class Run:
         plain = {name: copy.deepcopy(getattr(self, name)) for name in ("seed", "step", "rows", "window", "waiting")}
         parts = {name: part.state_dict() for name, part in self.parts().items()}
         return plain | parts | {"method": self.method.name, "generator": self.generator.get_state()}
+
+    def save_weights(self, checkpoint: Path) -> None:
+        """Write what is too large for `state` beside the file it goes to: nothing here."""
+
+    def forget_weights(self, checkpoint: Path) -> None:
+        """Remove what `save_weights` wrote at earlier steps: nothing here."""
+
+    def load_weights(self, checkpoint: Path) -> None:
+        """Read what `save_weights` wrote at the step that was restored: nothing here."""
 
     def restore(self, state: dict) -> None:
         state = copy.deepcopy(state)  # an optimiser goes on with the very tensors it is given
@@ -841,7 +914,10 @@ def sampled_step(run: Run) -> None:
     tokens = encode_prompts(run.task, prompts).to(run.device)
     length, options = run.task.max_new_tokens, {"memory": run.memory, "mu": calibration.mu}
     options |= {"temperature": run.temperature, "fixed_length": sampling.fixed_length}
+    options |= {"stops": run.task.stops, "pad": run.task.pad}
     batch = rollout(run.policy, tokens, sampling.group_size, length, run.generator, **options)
+    if next(run.policy.parameters()).dtype != torch.float32:  # in half precision two ways of reading differ too much:
+        batch = batch._replace(logprobs=score(run.policy, batch, run.temperature, run.update.micro_batches))
     # 2. The verifier says what is right.
     rewards = verify(run.task, prompts, batch)  # (Q, G)
     log_batch(run, rewards, batch)
@@ -905,6 +981,10 @@ def wait_for_spread(run: Run, batch: Rollout, rewards: Tensor, needed: int) -> t
     if sum(len(held["rewards"]) for held in run.waiting) < needed:
         return None, rewards
     held, run.waiting = run.waiting, []
+    width = max(h["batch"]["prompts"].shape[1] for h in held)
+    for h in held:
+        prompts = h["batch"]["prompts"]
+        h["batch"]["prompts"] = F.pad(prompts, (width - prompts.shape[1], 0), value=run.task.pad)
     joined = Rollout(*(torch.cat([h["batch"][name] for h in held])[:needed] for name in Rollout._fields))
     return joined, torch.cat([h["rewards"] for h in held])[:needed]
 
@@ -920,12 +1000,21 @@ def apply_importance(batch: Rollout, advantages: Tensor, kind: str) -> tuple[Rol
 
 
 @torch.no_grad()
+def score(policy: Policy, batch: Rollout, temperature: float = 1.0, parts: int = 1) -> Tensor:
+    """log-probabilities (Q, G, T) of a batch under any policy, in `parts` passes; 0 outside the mask."""
+    scored = torch.zeros_like(batch.logprobs)  # (Q, G, T)
+    for rows in torch.arange(len(batch.prompts), device=batch.prompts.device).chunk(parts):
+        completions = batch.completions[rows, :, : batch.length]  # (Q, G, T)
+        logits = policy.completion_logits(batch.prompts[rows], completions) / temperature  # (Q, G, T, V)
+        scored[rows, :, : batch.length] = token_logprobs(logits, completions)
+    return scored.where(batch.mask, 0.0)
+
+
 def score_reference(run: Run, batch: Rollout) -> Tensor | None:
     """log-probabilities (Q, G, T) of a batch under the reference; None where no KL term asks for them."""
     if not run.update.beta and run.method.regime == "task":
         return None
-    logits = run.reference.completion_logits(batch.prompts, batch.completions) / run.temperature
-    return token_logprobs(logits, batch.completions)
+    return score(run.reference, batch, run.temperature, run.update.micro_batches)
 
 
 def kl_penalty(run: Run, batch: Rollout, reference_logprobs: Tensor | None) -> Tensor:
@@ -951,18 +1040,31 @@ def update_policy(run: Run, batch: Rollout, advantages: Tensor, reference_logpro
     """`epochs` optimiser steps on one batch, the gradient of each summed over micro-batches."""
     u = run.update
     weights = token_weights(batch.mask.flatten(0, 1), u.aggregate).view_as(batch.logprobs)  # (Q, G, T)
-    log_weights = batch.mask / batch.mask.sum()  # (Q, G, T)
+    teaching = teaching_groups(advantages, bool(u.entropy_bonus or (u.beta and u.kl_in == "loss")))
     for epoch in range(u.epochs):
         run.optimizer.zero_grad()
         logged = []
-        for part in torch.arange(len(advantages), device=advantages.device).chunk(u.micro_batches):
+        for part in teaching.chunk(u.micro_batches):
             reference = None if reference_logprobs is None else reference_logprobs[part]
-            loss, log = batch_loss(run, batch.pick(part), advantages[part], weights[part], log_weights[part], reference)
+            loss, log = batch_loss(run, batch.pick(part), advantages[part], weights[part], reference)
             loss.backward()
             logged.append(log)
-        take_step(run, **{name: sum(log[name] for log in logged) for name in logged[0] if name != "first_ratio"})
+        loss, clipped = sum(log["loss"] for log in logged), sum(log["clipped"] for log in logged)
+        take_step(run, loss=loss, clip_fraction=clipped / batch.mask.sum().item())
         if epoch == 0:
             run.log(first_ratio=max(log["first_ratio"] for log in logged))
+
+
+def teaching_groups(advantages: Tensor, all_teach: bool) -> Tensor:
+    """Indices of the groups that can move the policy: advantages (Q, G) that are not all 0, or every group.
+
+    The others have a gradient of exactly 0, so they are not computed; one stays where there is no other, since Adam's
+    momentum moves on.
+    >>> teaching_groups(torch.tensor([[0.0, 0.0], [1.0, -1.0]]), all_teach=False)
+    tensor([1])
+    """
+    moves = advantages.ne(0).any(-1) | all_teach  # (Q,)
+    return moves.nonzero()[:, 0] if moves.any() else moves.nonzero().new_zeros(1)
 
 
 def take_step(run: Run, **logged: float) -> None:
@@ -976,30 +1078,29 @@ def take_step(run: Run, **logged: float) -> None:
 
 
 def batch_loss(
-    run: Run, batch: Rollout, advantages: Tensor, weights: Tensor, log_weights: Tensor, reference: Tensor | None
+    run: Run, batch: Rollout, advantages: Tensor, weights: Tensor, reference: Tensor | None
 ) -> tuple[Tensor, dict[str, float]]:
-    """Loss of one micro-batch, and what is logged of it; both add up over the micro-batches of a batch.
+    """Loss of one micro-batch, and what is logged of it; advantages (Q, G), the other tensors (Q, G, T).
 
-    advantages (Q, G); weights, log_weights and reference (Q, G, T): what each token weighs in the loss and in the log.
+    The weights are those of the whole batch, so losses and numbers of clipped tokens add up over its micro-batches.
     """
     u = run.update
-    completions, mask, old, weights, log_weights = (
-        tensor.flatten(0, 1) for tensor in (batch.completions, batch.mask, batch.logprobs, weights, log_weights)
+    T = batch.length
+    completions, mask, old, weights = (
+        tensor[..., :T].flatten(0, 1) for tensor in (batch.completions, batch.mask, batch.logprobs, weights)
     )  # each (N, T)
-    logits = run.policy.completion_logits(batch.prompts, batch.completions).flatten(0, 1) / run.temperature  # (N, T, V)
+    logits = run.policy.completion_logits(batch.prompts, batch.completions[..., :T]).flatten(0, 1)  # (N, T, V)
+    logits = logits / run.temperature
     logprobs = token_logprobs(logits, completions)
     loss = policy_loss(logprobs, old, advantages, mask, u.clip_low, u.clip_high, ratio=u.ratio, weights=weights)
-    spread = entropy(logits)  # (N, T)
     if u.entropy_bonus:
-        loss = loss - u.entropy_bonus * (weights * spread).sum()
+        loss = loss - u.entropy_bonus * (weights * entropy(logits)).sum()
     if u.beta and u.kl_in == "loss":
-        loss = loss + u.beta * (weights * kl_estimate(logprobs, reference.flatten(0, 1), u.kl_kind)).sum()
+        loss = loss + u.beta * (weights * kl_estimate(logprobs, reference[..., :T].flatten(0, 1), u.kl_kind)).sum()
     ratio = importance_ratio(logprobs.detach(), old, mask, u.ratio)
-    clipped = is_clipped(ratio, advantages, u.clip_low, u.clip_high)
-    log = {"loss": loss, "entropy": (spread * log_weights).sum(), "clip_fraction": (clipped * log_weights).sum()}
-    return loss, {name: value.item() for name, value in log.items()} | {
-        "first_ratio": ((ratio - 1).abs() * mask).max().item()
-    }
+    clipped = is_clipped(ratio, advantages, u.clip_low, u.clip_high) & mask
+    first_ratio = ((ratio - 1).abs() * mask).max()
+    return loss, {"loss": loss.item(), "clipped": clipped.sum().item(), "first_ratio": first_ratio.item()}
 
 
 def train_memory(run: Run, batch: Rollout, rewards: Tensor) -> None:
@@ -1007,9 +1108,11 @@ def train_memory(run: Run, batch: Rollout, rewards: Tensor) -> None:
     keep = torch.ones_like(rewards, dtype=torch.bool) if run.settings.calibration.memory_data == "all" else rewards > 0
     if not keep.any():
         return
-    logits = run.memory.completion_logits(batch.prompts, batch.completions)  # (Q, G, T, V)
-    logprobs = token_logprobs(logits, batch.completions).flatten(0, 1)
-    loss = memory_loss(logprobs, batch.mask.flatten(0, 1), keep.flatten())
+    some = keep.any(-1)  # (Q,): a group without any is not computed
+    batch, keep = batch.pick(some), keep[some]
+    completions, mask = batch.completions[..., : batch.length], batch.mask[..., : batch.length]  # (Q, G, T)
+    logprobs = token_logprobs(run.memory.completion_logits(batch.prompts, completions), completions)
+    loss = memory_loss(logprobs.flatten(0, 1), mask.flatten(0, 1), keep.flatten())
     run.memory_optimizer.zero_grad()
     loss.backward()
     run.memory_optimizer.step()
@@ -1019,20 +1122,19 @@ def train_memory(run: Run, batch: Rollout, rewards: Tensor) -> None:
 def log_batch(run: Run, rewards: Tensor, batch: Rollout) -> None:
     """Log what a batch says before anything is learned from it."""
     flat = (rewards == rewards[:, :1]).all(1).float().mean()
-    stopped = ((batch.completions == STOP) & batch.mask).any(-1).float().mean()
+    stop_ids = torch.tensor(run.task.stops, device=rewards.device)
+    stopped = (torch.isin(batch.completions, stop_ids) & batch.mask).any(-1).float().mean()
     length = batch.mask.sum(-1).float().mean()
     run.log(reward=rewards.mean().item(), flat_groups=flat.item(), cut_answers=1 - stopped.item(), length=length.item())
+    run.log(entropy=(batch.entropies.sum() / batch.mask.sum()).item())
 
 
 def evaluate(run: Run) -> None:
-    """Add one row for the trained and one for the held-out prompts: exact measures, then the means of the log."""
-    measured = mode_measures(run.listing, run.mode_probs(run.policy), run.reference_probs)  # name -> (Q,)
+    """Add one row for the trained and one for the held-out prompts: the measures, then the means of the log."""
     drawn = run.prompts_a_step * run.settings.sampling.group_size * ESTIMATORS[run.method.estimator].samples
     logged = {name: sum(values) / len(values) if values else "" for name, values in run.window.items()}
-    splits = {"train": slice(len(run.task.train)), "heldout": slice(len(run.task.train), None)}
-    for split, rows in splits.items():
+    for split, means in run.measure().items():
         head = dict(zip(HEAD, (run.method.name, run.seed, run.step, split), strict=True))
-        means = {name: float(values[rows].mean()) for name, values in measured.items()}
         tail = logged if split == "train" else dict.fromkeys(LOG, "")
         run.rows.append(head | means | {"completions": run.step * drawn} | tail)
     run.window = {name: [] for name in LOG}

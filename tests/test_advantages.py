@@ -37,7 +37,7 @@ def a_batch(Q, G, T=5, seed=0):
     mask = torch.arange(T) < lengths
     logprobs = -torch.rand(Q, G, T, generator=g) * mask
     tokens = torch.full((Q, G, T), 2)
-    return Rollout(tokens[:, 0], tokens, mask, logprobs, logprobs)
+    return Rollout(tokens[:, 0], tokens, mask, logprobs, logprobs, -logprobs)
 
 
 def estimate(name, rewards, penalty=None, batch=None):
@@ -46,7 +46,7 @@ def estimate(name, rewards, penalty=None, batch=None):
     if batch is None:
         tokens = torch.full((Q, G, 5), 2)
         mask = (torch.arange(5) < 3).expand(Q, G, 5)
-        batch = Rollout(tokens[:, 0], tokens, mask, -1.0 * mask, -1.0 * mask)
+        batch = Rollout(tokens[:, 0], tokens, mask, -1.0 * mask, -1.0 * mask, 1.0 * mask)
     return estimate_advantages(name, rewards, torch.zeros(Q, G) if penalty is None else penalty, batch)
 
 

@@ -320,7 +320,7 @@ def test_help_is_complete_and_grouped(capsys):
     for flag in CONTRACT_FLAGS.split():
         assert re.search(rf"--{flag}\b", out), flag
     for part in dataclasses.fields(Settings):
-        assert f"{part.name} options" in out
+        assert f"{part.name.replace('_', '-')} options" in out
         for field in dataclasses.fields(part.type):
             assert f"--{field.name.replace('_', '-')}" in out, field.name
 

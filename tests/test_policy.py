@@ -140,6 +140,18 @@ def test_padding_drawn_in_mid_completion_is_a_token_like_any_other(policy):
     assert (skipped[..., 2:, :] - expected[..., 3:, :]).abs().max() > 1e-3
 
 
+def test_another_id_may_be_the_padding(policy):
+    """A vocabulary in which id 0 is a word pads with another id: the same texts have the same logits."""
+    prompts, completions = uneven_prompts().clamp(max=VOCAB - 2), random_tokens(3, 2, 4)
+    other = copy.deepcopy(policy)
+    other.pad = VOCAB - 1
+    repadded = torch.where(text_mask(prompts), prompts, other.pad)
+    assert not torch.equal(repadded, prompts)
+    expected = policy.completion_logits(prompts, completions)
+    torch.testing.assert_close(other.completion_logits(repadded, completions), expected, **CLOSE)
+    torch.testing.assert_close(step_by_step(other, repadded, completions), expected, **CLOSE)
+
+
 # --- one tree, many ways to read it ---------------------------------------------------------------------------------
 
 

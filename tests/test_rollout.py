@@ -111,6 +111,28 @@ def test_mask_holds_the_first_stop_and_nothing_after_it():
     assert seen_cut
 
 
+def test_any_of_several_stops_ends_a_completion_and_any_id_may_pad():
+    """Stops 1 and 3, padding 2: the mask ends with whichever stop comes first, and 2 fills the rest."""
+    batch = rollout(ConstantPolicy([0.0] * 4), PROMPTS, 100, 6, generator(), stops=(STOP, 3), pad=2)
+    ended_by = set()
+    for ids, mask in zip(batch.completions.flatten(0, 1).tolist(), batch.mask.flatten(0, 1).tolist(), strict=True):
+        length = sum(mask)
+        assert not {STOP, 3} & set(ids[: length - 1])
+        assert length == 6 or ids[length - 1] in (STOP, 3)
+        assert ids[length:] == [2] * (6 - length)
+        ended_by.add(ids[length - 1])
+    assert {STOP, 3} < ended_by
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_entropies_are_those_of_the_policy_at_each_token(temperature):
+    """By hand from the logits, inside the mask; 0 outside."""
+    batch = rollout(ConstantPolicy(LOGITS), PROMPTS, 20, 3, generator(), temperature)
+    probs = (torch.tensor(LOGITS) / temperature).softmax(-1)  # (T, V)
+    by_hand = -(probs * probs.log()).sum(-1)  # (T,)
+    torch.testing.assert_close(batch.entropies, by_hand * batch.mask)
+
+
 def test_the_stop_step_has_a_gradient():
     """Stopping is learned: the logits at the stop get a gradient, those after it none."""
     policy = ConstantPolicy(torch.zeros(3, 5))
@@ -128,9 +150,9 @@ def test_the_stop_step_has_a_gradient():
 
 
 def test_every_shape_has_the_prompt_axis_first():
-    """(Q, P), then (Q, G, T) four times; picking groups picks them in all."""
+    """(Q, P), then (Q, G, T) five times; picking groups picks them in all."""
     batch = rollout(tiny_policy(), PROMPTS, 3, 4, generator())
-    assert [tuple(t.shape) for t in batch] == [(2, 3)] + [(2, 3, 4)] * 4
+    assert [tuple(t.shape) for t in batch] == [(2, 3)] + [(2, 3, 4)] * 5
     picked = batch.pick(torch.tensor([False, True]))
     for one, whole in zip(picked, batch, strict=True):
         assert torch.equal(one, whole[1:])

@@ -17,11 +17,14 @@ from minirlvr import (
     UserError,
     apply_importance,
     exact_objective,
+    memory_loss,
     parse_method,
     resolve_update,
+    token_logprobs,
     train,
 )
 from toy_tasks import TASKS
+from toy_tasks.exact import encode_prompts
 
 pytestmark = pytest.mark.usefixtures("pairs")
 CALIBRATIONS = ("", "+iac", "+dlc", "+iac+dlc")
@@ -270,6 +273,42 @@ def test_flat_groups_teach_nothing_without_a_kl_term(trained, monkeypatch, metho
     assert moved(run) == 0
 
 
+@pytest.mark.parametrize("changed", [{}, {"epochs": 2, "micro_batches": 2}], ids=["plain", "epochs, parts"])
+def test_leaving_flat_groups_out_gives_the_update_of_all_groups(start, monkeypatch, changed):
+    """The fast update computes the groups that can move the policy, the plain one all: the same weights and log."""
+
+    class OneFlat(Pairs):
+        def verify(self, prompt, completion):
+            return prompt != "b=" and super().verify(prompt, completion)
+
+    monkeypatch.setitem(TASKS, "pairs", OneFlat)
+    runs = []
+    for everything in (False, True):
+        if everything:
+            monkeypatch.setattr(minirlvr, "teaching_groups", lambda advantages, _: torch.arange(len(advantages)))
+        run = start("grpo", steps=3, group_size=16, **changed)
+        run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.1)  # Adam would blow rounding up
+        train(run)
+        runs.append(run)
+    fast, plain = runs
+    assert logged(fast)["flat_groups"] == pytest.approx(1 / 3)
+    assert (weights(fast) - weights(plain)).abs().max() < 1e-6
+    assert moved(plain) > 1e-3
+    for name in ("loss", "grad_norm", "entropy", "clip_fraction", "first_ratio"):
+        assert logged(fast)[name] == pytest.approx(logged(plain)[name], abs=1e-5), name
+
+
+def test_momentum_goes_on_where_every_group_is_flat(start, monkeypatch):
+    """A flat batch has gradient 0, which is a step of Adam's all the same: its momentum still moves the weights."""
+    run = start("grpo", steps=1, learning_rate=1e-3)
+    train(run)
+    before = weights(run)
+    monkeypatch.setattr(run.task, "verify", lambda prompt, completion: False)
+    minirlvr.sampled_step(run)
+    assert run.window["grad_norm"][-1] == 0
+    assert (weights(run) - before).abs().max() > 1e-5
+
+
 def test_flat_groups_move_the_policy_with_a_kl_term(start, monkeypatch, pairs_reference):
     """beta > 0: away from the reference, even flat groups pull back to it."""
     monkeypatch.setitem(TASKS, "pairs", Flat)
@@ -360,7 +399,7 @@ def test_exact_importance_multiplies_by_policy_over_sampler():
     mask = torch.tensor([[[True, True, False]]])
     own, sampler = (torch.tensor([[[a, b, 0.0]]]).log() * mask for a, b in ((0.5, 0.5), (0.25, 0.25)))
     own, sampler = own.nan_to_num(), sampler.nan_to_num()
-    batch = Rollout(mask, mask, mask, own, sampler)
+    batch = Rollout(mask, mask, mask, own, sampler, -own)
     same, advantages = apply_importance(batch, torch.tensor([[1.5]]), "exact")
     assert advantages.item() == pytest.approx(6.0)
     assert torch.equal(same.logprobs, own)
@@ -386,6 +425,28 @@ def test_memory_learns_what_was_drawn(trained):
     losses = [row["memory_loss"] for row in run.rows if row["split"] == "train"][1:]
     assert losses[-1] < losses[0] - 0.1
     assert moved(run) < 1e-6
+
+
+def test_groups_without_a_correct_completion_are_not_read_by_the_memory(start, monkeypatch):
+    """They add nothing to its loss, so leaving them out gives the memory of reading them all."""
+
+    class SomeRight(Pairs):
+        def verify(self, prompt, completion):
+            return prompt == "a=" and super().verify(prompt, completion)
+
+    monkeypatch.setitem(TASKS, "pairs", SomeRight)
+    run, plain = start("grpo+dlc"), start("grpo+dlc")
+    batch = minirlvr.rollout(run.policy, encode_prompts(run.task, run.task.train), 8, 4, run.generator)
+    rewards = minirlvr.verify(run.task, list(run.task.train), batch)
+    assert rewards.any(-1).tolist() == [True, False, False]
+    minirlvr.train_memory(run, batch, rewards)
+    logprobs = token_logprobs(plain.memory.completion_logits(batch.prompts, batch.completions), batch.completions)
+    loss = memory_loss(logprobs.flatten(0, 1), batch.mask.flatten(0, 1), rewards.flatten() > 0)
+    assert run.window["memory_loss"] == [pytest.approx(loss.item())]
+    loss.backward()
+    plain.memory_optimizer.step()
+    ours, theirs = (torch.cat([p.flatten() for p in r.memory.parameters()]) for r in (run, plain))
+    assert (ours - theirs).abs().max() < 1e-5
 
 
 def test_memory_may_start_from_the_reference(start):

@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 
-from toy_tasks.task import Task, draw_skewed
+from toy_tasks.task import Task, draw_skewed, last_side
 
 LENGTH = 5  # characters of an expression: three digits and two operators
 Term = tuple[str, tuple[int, ...]]  # a sign and the factors of one product, sorted
@@ -137,6 +137,13 @@ class Countdown(Task):
         used = sorted(factor for _, factors in terms for factor in factors)
         total = sum(math.prod(factors) * (1 if sign == "+" else -1) for sign, factors in terms)
         return used == sorted(map(int, digits)) and total == target
+
+    def parse_answer(self, completion: str) -> str | None:
+        """
+        >>> [Countdown().parse_answer(text) for text in ("2 × 3 + 5", "2*3+5 = 11", "(2+3)*5", "2*3")]
+        ['2*3+5', '2*3+5', None, None]
+        """
+        return last_side(r"[0-9][-+*][0-9][-+*][0-9]", completion)
 
     def sample(self, prompt: str, rng: random.Random) -> str:
         """A right answer, or (60 %) the digits in any order with any operators, which is right by luck now and then."""

@@ -22,14 +22,15 @@ SUPPORT_THRESHOLD = 0.01  # a mode counts as within reach of the policy above th
 
 
 def encode_prompts(task: Task, prompts: Sequence[str]) -> Tensor:
-    """Left-padded token ids (Q, P), P the longest prompt *of the task*, so that every batch has one width.
+    """Left-padded token ids (Q, P), P being the width that the task gives its batches.
 
     >>> from toy_tasks import Sums
     >>> encode_prompts(Sums(), ["9=", "12="]).tolist()
     [[0, 11, 13], [3, 4, 13]]
     """
-    width = max(map(len, task.prompts))
-    return torch.tensor([[PAD] * (width - len(p)) + task.encode(p) for p in prompts])
+    width = task.prompt_width(prompts)
+    texts = [task.encode_prompt(prompt) for prompt in prompts]
+    return torch.tensor([[task.pad] * (width - len(text)) + text for text in texts])
 
 
 def batched(items: list, size: int) -> Iterator[list]:

@@ -357,3 +357,118 @@ def tail_miss(p: float, tau: float, group_size: int) -> float:
     if not 0 <= tau <= p <= 1:
         raise ValueError(f"needs 0 <= tau <= p <= 1, got tau = {tau!r}, p = {p!r}")
     return max((1 - tau) ** group_size - (p - tau) ** group_size - (1 - p) ** group_size, 0.0)
+
+
+# --- from samples ---------------------------------------------------------------------------------------------------
+# Where the answers of a policy cannot be summed, they are drawn: n completions of each prompt, counted by mode.
+
+
+def _counts(name: str, counts: ArrayLike, n: int) -> np.ndarray:
+    """`counts` (..., M) as whole numbers from 0 that sum to at most n."""
+    array = np.asarray(counts)
+    if array.ndim == 0 or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"{name} must be whole numbers with an axis of modes, got {array.dtype} {array.shape}")
+    if array.size and (array.min() < 0 or array.sum(-1).max() > n):
+        raise ValueError(f"{name} must be at least 0 and sum to at most n = {n} over the modes of a prompt")
+    return array
+
+
+def estimate_measures(
+    counts: ArrayLike, n: int, reference_counts: ArrayLike | None = None, reference_n: int | None = None, k: int = 8
+) -> dict[str, np.ndarray]:
+    """Measures of a policy from n completions of each prompt, of which counts (..., M) were of each correct mode.
+
+    Returns name -> (...), one number a prompt, NaN where the sample says nothing of it:
+
+    - pass@1: c / n, with c the correct ones. Unbiased, in [0, 1].
+    - pass@k: 1 - C(n-c, k) / C(n, k). Unbiased, in [0, 1].
+    - distinct@k: the sum over modes of 1 - C(n-c_m, k) / C(n, k). Unbiased, in [0, min(k, M)].
+    - effective_modes: of the shares c_m / c. Biased low, by about (modes - 1) / 2c of itself, for rare modes are not
+      drawn. In [1, M]; NaN where c = 0.
+    - retained_mass, with reference_counts (..., M) of reference_n completions (n unless given): of both shares of n.
+      Biased low, for noise, too, looks like loss. In [0, 1]; NaN where the reference was never right.
+
+    Raises ValueError for broken counts, and unless 1 <= k <= n.
+
+    >>> for name, value in estimate_measures([[2, 1, 0], [0, 0, 0]], n=4, k=2).items():
+    ...     print(name, value.round(3))
+    pass@1 [0.75 0.  ]
+    pass@2 [1. 0.]
+    distinct@2 [1.333 0.   ]
+    effective_modes [1.89  nan]
+    """
+    n = _whole("n", n, 1)
+    counts = _counts("counts", counts, n)
+    chance = np.array([pass_at_k(n, c, k) for c in range(n + 1)])  # (n + 1,) for each count
+    right = counts.sum(-1)
+    estimates = {
+        "pass@1": right / n,
+        f"pass@{k}": chance[right],
+        f"distinct@{k}": chance[counts].sum(-1),
+        "effective_modes": np.where(right > 0, effective_modes(counts / n), math.nan),
+    }
+    if reference_counts is not None:
+        reference_n = _whole("reference_n", n if reference_n is None else reference_n, 1)
+        before = _counts("reference_counts", reference_counts, reference_n)
+        kept = retained_mass(counts / n, before / reference_n)
+        estimates["retained_mass"] = np.where(before.sum(-1) > 0, kept, math.nan)
+    return estimates
+
+
+def mean_known(values: ArrayLike) -> np.ndarray:
+    """Mean over the prompts (..., Q) -> (...) without the NaN among them; NaN where there is nothing else.
+
+    >>> print(mean_known([[1.0, 2.0, math.nan], [math.nan] * 3]))
+    [1.5 nan]
+    """
+    values = np.asarray(values, dtype=np.float64)
+    known = ~np.isnan(values)
+    return _ratio(np.where(known, values, 0.0).sum(-1), known.sum(-1), math.nan)
+
+
+def _resample(counts: np.ndarray, n: int, B: int, generator: np.random.Generator) -> np.ndarray:
+    """B times n new completions of each prompt, drawn from those that were drawn: counts (Q, M) -> (B, Q, M)."""
+    wrong = n - counts.sum(-1, keepdims=True)  # (Q, 1): one more category
+    return generator.multinomial(n, np.concatenate([counts, wrong], -1) / n, size=(B, len(counts)))[..., :-1]
+
+
+def bootstrap_intervals(
+    counts: ArrayLike,
+    n: int,
+    generator: np.random.Generator,
+    reference_counts: ArrayLike | None = None,
+    reference_n: int | None = None,
+    k: int = 8,
+    B: int = 200,
+) -> dict[str, tuple[float, float, float]]:
+    """(mean, low, high) over the prompts of each of `estimate_measures`, with the 95 % interval of its sampling noise.
+
+    It says how far the mean would move if other completions of the *same* prompts were drawn from the same policy (and
+    reference): not how it differs over seeds or other prompts, and not the bias that an estimate has.
+
+    counts and reference_counts (Q, M). Completions are resampled B times within each prompt; the spread around the
+    resamples' own mean, times sqrt(n / (n - 1)) for drawing from a sample, is put around the mean. Too narrow with few
+    prompts and few completions: a prompt that was always or never right adds no width, though n completions show no
+    chance below about 1/n. All are NaN where nothing is known, low and high for n = 1. Raises ValueError as
+    `estimate_measures` does.
+
+    >>> mean, low, high = bootstrap_intervals([[30, 2], [5, 5]], n=64, generator=np.random.default_rng(0))["pass@1"]
+    >>> print(f"{mean:.3f} [{low:.2f}, {high:.2f}]")
+    0.328 [0.25, 0.39]
+    """
+    estimates = estimate_measures(counts, n, reference_counts, reference_n, k)
+    again = [_resample(np.asarray(counts), n, B, generator), n]
+    if reference_counts is not None:
+        reference_n = n if reference_n is None else reference_n
+        again += [_resample(np.asarray(reference_counts), reference_n, B, generator), reference_n]
+    M = np.shape(counts)[-1]
+    most = {f"distinct@{k}": min(k, M), "effective_modes": M}  # the others are at most 1
+    resampled, intervals = estimate_measures(*again, k=k), {}
+    for name, values in estimates.items():
+        mean = float(mean_known(values))
+        offsets = mean_known(resampled[name]) - mean_known(mean_known(resampled[name]))  # (B,)
+        stretch = math.sqrt(n / (n - 1)) if n > 1 else math.nan
+        low, high = mean + stretch * np.nanquantile(offsets, [0.025, 0.975]) if not math.isnan(mean) else (mean, mean)
+        least = 1.0 if name == "effective_modes" else 0.0
+        intervals[name] = mean, float(np.clip(low, least, mean)), float(np.clip(high, mean, most.get(name, 1)))
+    return intervals

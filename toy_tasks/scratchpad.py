@@ -7,8 +7,9 @@ right is longer: a policy that only makes the likely likelier stops too early (P
 
 import itertools
 import random
+import re
 
-from toy_tasks.task import Task
+from toy_tasks.task import Task, statements
 
 DIGITS = "0123456789"
 
@@ -131,6 +132,23 @@ class Scratchpad(Task):
             return False
         numbers.remove(added)
         return partial == sum(numbers) and partial + added == total
+
+    def parse_answer(self, completion: str) -> str | None:
+        """The last step "sum + number = total", its sums in two digits; where that is no step, a two-digit total.
+
+        >>> [Scratchpad().parse_answer(text) for text in ("3+4 = 7, then 7 + 5 = 12.", "3+4+5=12", "It is 12", "7")]
+        ['07+5=12', '12', '12', None]
+        """
+        for statement in reversed(statements(completion)):
+            sides = statement.strip("()").split("=")
+            step = re.fullmatch(r"([0-9]{1,2})\+([0-9])=([0-9]{1,2})", "=".join(sides[-2:]))
+            if step:
+                partial, added, total = step.groups()
+                return f"{partial:0>2}+{added}={total:0>2}"
+            totals = [side for side in sides if re.fullmatch("[0-9]{2}", side)]
+            if totals:
+                return totals[-1]
+        return None
 
     def sample(self, prompt: str, rng: random.Random) -> str:
         """At once or step by step, with the errors that the dials ask for."""

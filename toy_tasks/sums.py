@@ -2,7 +2,7 @@
 
 import random
 
-from toy_tasks.task import Task, draw_skewed
+from toy_tasks.task import Task, draw_skewed, last_side
 
 
 class Sums(Task):
@@ -36,6 +36,13 @@ class Sums(Task):
         if completion[0] not in digits or completion[2] not in digits:
             return False
         return digits.index(completion[0]) + digits.index(completion[2]) == int(prompt[:-1])
+
+    def parse_answer(self, completion: str) -> str | None:
+        """
+        >>> [Sums().parse_answer(text) for text in ("Sure! 12 = 5 + 7.", "5+7=12", "15+7", "12=")]
+        ['5+7', '5+7', None, None]
+        """
+        return last_side(r"[0-9]\+[0-9]", completion)
 
     def sample(self, prompt: str, rng: random.Random) -> str:
         if rng.random() < self.right:

@@ -7,10 +7,14 @@ padding (never sampled on purpose, never inside a text) and stop (ends a complet
 import abc
 import functools
 import random
+import re
+from collections.abc import Sequence
 
 PAD, STOP = 0, 1  # token ids of their own: a padding id that is also the stop id hides the stop from training
 STOP_TEXT = "."
 PAD_TEXT = "_"
+READ_LAST = 2000  # characters of a talkative model's text that are searched for its answer
+SIGNS = {"×": "*", "·": "*", "⋅": "*", "−": "-", "÷": "/", r"\times": "*", r"\cdot": "*"}
 
 
 class Task(abc.ABC):
@@ -25,6 +29,8 @@ class Task(abc.ABC):
     pretraining_steps: int  # batches of 256 that give the reference its 30-60 % and every mode
     train: tuple[str, ...]  # prompts that RL trains on
     heldout: tuple[str, ...]  # prompts the reference knows just as well, and RL never sees
+    pad: int = PAD  # fills prompts up at the left, and completions behind their stop
+    stops: tuple[int, ...] = (STOP,)  # any of these ends a completion
 
     @abc.abstractmethod
     def modes(self, prompt: str) -> list[str]:
@@ -46,6 +52,13 @@ class Task(abc.ABC):
         """A name shared by all correct completions that count as the same answer."""
         return completion
 
+    def parse_answer(self, completion: str) -> str | None:
+        """The answer that a talkative model's text states last, in the form `verify` reads; None where it states none.
+
+        Here the stripped text. The toy tasks look for the last candidate in it: a list of all answers is no answer.
+        """
+        return completion.strip()
+
     @property
     def vocab_size(self) -> int:
         return 2 + len(self.characters)
@@ -53,6 +66,14 @@ class Task(abc.ABC):
     @property
     def prompts(self) -> tuple[str, ...]:
         return self.train + self.heldout
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Token ids of a prompt, as the policy reads it."""
+        return self.encode(prompt)
+
+    def prompt_width(self, prompts: Sequence[str]) -> int:
+        """Tokens that a batch of `prompts` is padded to: the longest of the task, so that every batch has one width."""
+        return max(map(len, self.prompts))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; "." is the stop. Raises ValueError for a character outside the vocabulary.
@@ -77,6 +98,35 @@ class Task(abc.ABC):
         ids = list(ids)
         ids = ids[: ids.index(STOP)] if STOP in ids else ids
         return "".join(PAD_TEXT if i == PAD else self.characters[i - 2] for i in ids)
+
+
+def statements(text: str) -> list[str]:
+    """The words, numbers and formulas in the last 2,000 characters, in order, each written without spaces and in ASCII.
+
+    A formula is one piece from end to end, so "15+7" and "1.5+7" do not hold a "5+7". Every pattern is linear.
+
+    >>> statements("Sure! **12 = 5 + 7.** Or 2 × (3 + 2)")
+    ['Sure', '12=5+7', 'Or', '2*(3+2)']
+    """
+    text = text if len(text) <= READ_LAST else "x" + text[-READ_LAST:]  # the x spoils a number that is cut in two
+    for written, sign in SIGNS.items():
+        text = text.replace(written, sign)
+    text = re.sub(r"[^\S\n]+", " ", text)
+    text = re.sub(r"(?<![0-9])\*\*(?=\S)|(?<=\S)\*\*(?![0-9])", "", text)  # bold in Markdown
+    text = re.sub(r"(?<=[0-9]) ?[xX] ?(?=[0-9])", "*", text)
+    text = re.sub(r"(?<=\() | (?=\))", "", text)
+    text = re.sub(r"(?<=[0-9)]) ?([-+*/^=]+) ?(?=[0-9(])", r"\1", text)
+    return [found.strip(".,") for found in re.findall(r"[\w.,+\-*/^=()]+", text)]
+
+
+def last_side(pattern: str, text: str) -> str | None:
+    """The last side of an equation in `text`, or formula on its own, that is all `pattern`; None if there is none.
+
+    >>> last_side("[0-9][+][0-9]", "1+2=3, so 12 = 5 + 7."), last_side("[0-9][+][0-9]", "15+7")
+    ('5+7', None)
+    """
+    sides = [side.strip(".,()") for statement in statements(text) for side in statement.split("=")]
+    return next((side for side in reversed(sides) if re.fullmatch(pattern, side)), None)
 
 
 @functools.cache
