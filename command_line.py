@@ -197,6 +197,8 @@ def check_policy(settings: Settings) -> None:
             raise UserError(f"--{flag} is for a language model: give --policy hf:FOLDER_OR_ID too, or leave it out")
     elif not policy.removeprefix("hf:") or not policy.startswith("hf:"):
         raise UserError(f"--policy is {policy!r:.80}: it must be toy or hf:FOLDER_OR_ID")
+    elif settings.experiment.compile:
+        raise UserError("--compile is for the toy policy: leave it out with --policy hf:...")
     elif settings.shape != minirlvr.Shape(heads=settings.shape.heads):
         raise UserError("--layers and --width are the toy policy's; a language model has its own: leave them out")
     if start not in ("fresh", "reference") and (policy == "toy" or not start.startswith("hf:")):
@@ -401,7 +403,7 @@ class Job(NamedTuple):
 
     def run(self, tick: Callable[[int], None], stopped: Callable[[], bool]) -> None:
         """From the checkpoint, or from the reference, to the last step or to `stopped()`."""
-        with memory_advice():
+        with advice():
             run = self.start()
             if self.checkpoint.exists():
                 restore_run(run, self.checkpoint)
@@ -432,16 +434,20 @@ def text_runs():
 
 
 @contextmanager
-def memory_advice():
-    """Running out of memory becomes a UserError that says what to turn down."""
+def advice():
+    """Running out of memory, or of a compiler, becomes a UserError that says what to do."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:  # PyTorch's are RuntimeErrors
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            reason = "it needs a C++ compiler, or Triton on a GPU"
+            raise UserError(f"--compile failed ({reason}): leave it out to train without") from None
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         flags = "--prompts, --group-size or --max-new-tokens (of the toy policy --width)"
-        advice = "or raise --micro-batches, which changes no result; --resume goes on where flags allow it"
-        raise UserError(f"out of memory: turn down {flags}, {advice}") from None
+        raise UserError(
+            f"out of memory: turn down {flags}, or raise --micro-batches, which changes no result"
+        ) from None
 
 
 SHARED: dict = {}  # in a worker process: the stop sign that Ctrl-C raises, and the counter of steps done

@@ -58,7 +58,8 @@ class Experiment:
     # toy: the small transformer of this file; or hf:FOLDER_OR_ID, a Hugging Face model, asked in plain language.
     policy: str = "toy"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto takes CUDA where there is one, else the processor.
-    # Processes side by side, one thread each; 0 means one per core, and one on a GPU. The numbers do not change.
+    # Processes side by side, one thread each; 0 means one per core, and one on a GPU or for a language model, which
+    # then has all cores. The numbers do not change.
     jobs: int = 0
     # torch.compile the toy policy: fewer, larger kernels, for long runs and GPUs; costs a minute at the start of each.
     compile: bool = False

@@ -43,9 +43,18 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def measures_of(rows: list[dict]) -> list[str]:
-    """The names of the exact measures: the columns between `split` and `completions`, where the log begins."""
+    """The names of the measures: the columns between `split` and `completions`, where the log begins.
+
+    Not the ends of an estimate's interval, which are columns of their own.
+    """
     names = list(rows[0])
-    return names[names.index("split") + 1 : names.index("completions")]
+    names = names[names.index("split") + 1 : names.index("completions")]
+    return [name for name in names if not name.endswith(("_low", "_high"))]
+
+
+def samples_of(rows: list[dict]) -> int:
+    """Completions of each prompt that the measures are estimated from; 0 where they are exact."""
+    return int(float(rows[0].get("samples", 0)))
 
 
 def at_step(rows: list[dict], method: str, split: str) -> dict[int, list[dict]]:
@@ -62,8 +71,13 @@ def methods_of(rows: list[dict]) -> list[str]:
 
 
 def spread(rows: list[dict], measure: str) -> dict[str, float | None]:
-    """Mean and 95 % interval over seeds; the interval is None (null in JSON) for a single seed."""
+    """Mean and 95 % interval over seeds.
+
+    For a single seed the interval is an estimate's own (its sampling noise), and None (null in JSON) for an exact one.
+    """
     mean, low, high = interval([float(row[measure]) for row in rows])
+    if len(rows) == 1 and f"{measure}_low" in rows[0]:
+        low, high = float(rows[0][f"{measure}_low"]), float(rows[0][f"{measure}_high"])
     return {"mean": mean, "low": low if low == low else None, "high": high if high == high else None}
 
 
@@ -97,15 +111,18 @@ def turning_steps(rows: list[dict], method: str, split: str) -> list[dict]:
 
 def table(summary: dict, rows: list[dict]) -> str:
     """The closing table: mean +- half of the 95 % interval, for each method and split."""
-    width = max(9, *map(len, summary))
-    lines = ["", f"{'':{width}}  split    " + "".join(f"{name:>17}" for name in TABLE)]
+    width, known = max(9, *map(len, summary)), (*measures_of(rows), "turning_step")
+    names = [name for name in TABLE if name in known]
+    lines = ["", f"{'':{width}}  split    " + "".join(f"{name:>17}" for name in names)]
     base = {split: at_step(rows, rows[0]["method"], split)[0][:1] for split in TITLES}
-    cells = [("reference", split, {m: spread(base[split], m) for m in TABLE[:-1]}) for split in TITLES]
+    cells = [("reference", split, {m: spread(base[split], m) for m in names[:-1]}) for split in TITLES]
     cells += [(method, split, summary[method][split]) for method in summary for split in TITLES]
     for method, split, values in cells:
-        lines.append(
-            f"{method:{width}}  {split:8} " + "".join(f"{cell(values[name]):>17}" for name in values if name in TABLE)
-        )
+        shown = (cell(values[name]) if name in values else "" for name in names)
+        lines.append(f"{method:{width}}  {split:8} " + "".join(f"{text:>17}" for text in shown))
+    if samples_of(rows):
+        noise = "over seeds" if len({row["seed"] for row in rows}) > 1 else "of the sampling noise, for one seed"
+        lines.append(f"estimates from {samples_of(rows)} completions of each prompt; ± is the 95 % interval {noise}")
     return "\n".join(lines)
 
 
@@ -149,9 +166,9 @@ def draw(path: Path, rows: list[dict], ceilings: dict) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(10, 7), sharex=True, sharey="row", layout="constrained")
-    for row, (measure, label) in enumerate(
-        (("pass@1", "pass@1 (probability)"), ("effective_modes", "effective modes"))
-    ):
+    estimate = f", from {samples_of(rows)} samples" if samples_of(rows) else ""
+    labels = {"pass@1": f"pass@1 (probability{estimate})", "effective_modes": f"effective modes{estimate}"}
+    for row, (measure, label) in enumerate(labels.items()):
         for column, (split, title) in enumerate(TITLES.items()):
             axis, ceiling = axes[row, column], ceilings[split][measure]
             draw_curves(axis, rows, split, measure, ceiling)

@@ -225,6 +225,10 @@ def prepare(settings: Settings, methods: list[Method]) -> tuple[Task, Collection
     task = make_task(settings, tokenizer, stop_ids(model, tokenizer), model.get_output_embeddings().weight.shape[0])
     if not isinstance(task, LanguageTask):
         return task, MEASURES, "the model is an exported toy policy: it is asked as the toy is, and measured exactly"
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    longest = max(len(ids) for ids in task.prompt_ids.values()) + task.max_new_tokens
+    if longest > limit:
+        raise UserError(f"a prompt and its completion may take {longest} tokens, the model reads {limit}: shorten them")
     if any(not ESTIMATORS[method.estimator].samples for method in methods):
         raise UserError("--methods exact sums over all answers, which a language model's cannot be: leave it out")
     return task, measure_names(task), describe(settings, methods, model, task)
@@ -245,7 +249,7 @@ def describe(settings: Settings, methods: list[Method], model: nn.Module, task: 
     seconds = total * (2 + 2 + 4) * (drawn + read) / matrix_rate()  # once drawn, once read, twice that backward
     lines = [
         f"{type(model).__name__}: {total:,} parameters, {trained:,} of them trained, in {m.dtype}",
-        f"memory: {held / 1e9:.2f} GB for weights, gradients and AdamW, about {logits / 1e9:.2f} GB for a part's logits",
+        f"memory: {held / 1e9:.2f} GB for weights, gradients and AdamW, about {logits / 1e9:.2f} GB for logits",
         f"a step: {Q} prompts of up to {P} tokens, {G} completions of up to {T} tokens each: {drawn:,} tokens drawn",
         f"time: about {seconds:.1f} s a step at this processor's measured rate" * (not torch.cuda.is_available()),
         f"measures are estimates from {m.evaluation_samples} completions of each prompt; columns _low and _high: 95 %",

@@ -33,6 +33,7 @@ PEERS = {"transformers": ("Hugging Face", HuggingFace), "trl": ("TRL GRPOTrainer
 BASE = "minirlvr grpo"  # what the ratios are to
 BOTH = "minirlvr grpo+iac+dlc"
 FLAT = "minirlvr grpo, half flat"
+COMPILED = "minirlvr grpo, --compile"
 PARTS = (*timing.STEP_PARTS, "rest")
 WARM_UP = 3  # steps of each contestant before the clock counts
 
@@ -55,10 +56,12 @@ class Measured(NamedTuple):
     floors: dict[str, tuple[float, float, int]]  # contestant -> seconds at that rate, at own shapes; and FLOP
 
 
-def make_contestants(work: Work, peers: list[str], device: str) -> tuple[dict, list[str]]:
+def make_contestants(work: Work, peers: list[str], device: str, compiled: bool) -> tuple[dict, list[str]]:
     """Name -> contestant, and the names of those that are not installed here."""
     made = {BASE: Ours(work, "grpo", device), BOTH: Ours(work, "grpo+iac+dlc", device)}
     made[FLAT] = Ours(dataclasses.replace(work, flat_prompts=work.prompts // 2), "grpo", device)
+    if compiled:
+        made[COMPILED] = Ours(dataclasses.replace(work, compile=True), "grpo", device)
     skipped = []
     for package in peers:
         name, kind = PEERS[package]
@@ -98,10 +101,10 @@ def time_steps(contestant, device: str) -> list[float]:
     return [clock(device) - began]
 
 
-def measure(threads: int, rounds: int, peers: list[str], device: str, work: Work) -> Measured:
+def measure(threads: int, rounds: int, peers: list[str], device: str, work: Work, compiled: bool) -> Measured:
     """Time everybody in this process."""
     torch.set_num_threads(threads)
-    contestants, skipped = make_contestants(work, peers, device)
+    contestants, skipped = make_contestants(work, peers, device, compiled)
     check_equal(contestants, work)
     products = {BASE: step_products(work), BOTH: step_products(work, dlc=True)}
     speeds = Speeds(set(products[BOTH]), device)
@@ -212,10 +215,12 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, print, write. Returns the exit code."""
     parser = timing.arguments(__doc__.splitlines()[0], rounds=40)
     parser.add_argument("--threads", type=timing.at_least_one, nargs="+", default=[1, 2], help="of PyTorch")
+    parser.add_argument("--no-compile", action="store_true", help="leave out --compile, which needs a compiler")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="packages to compare with")
     options: argparse.Namespace = parser.parse_args(argv)
     work, heading = Work(), timing.heading(options.device, argv)
-    results = [in_own_process(n, options.rounds, options.peers, options.device, work) for n in options.threads]
+    common = (options.rounds, options.peers, options.device, work, not options.no_compile)
+    results = [in_own_process(threads, *common) for threads in options.threads]
     text = "\n\n".join([heading, explain(work, options.rounds), *map(table, results)])
     timing.write_results(options.out, "bench_step", text)
     draw(results, options.out)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import minirlvr
-from minirlvr import Calibration, Policy, Run, Sampling, Settings, Shape, Update, parse_method
+from minirlvr import Calibration, Experiment, Policy, Run, Sampling, Settings, Shape, Update, parse_method
 from toy_tasks import Task
 
 
@@ -25,6 +25,7 @@ class Work:
     width: int = 64  # D
     heads: int = 4  # H
     memory_width: int = 32  # of the memory network, where DLC is on
+    compile: bool = False  # minirlvr's --compile
     flat_prompts: int = 0  # prompts whose completions are all right, so that their groups teach nothing
     # The cost of a step does not depend on its size; so small a one keeps the policy, and with it the groups, as mixed
     # at the last step as at the first.
@@ -78,6 +79,7 @@ def make_run(work: Work, method: str, device: str = "cpu", seed: int = 0) -> Run
     """A run of minirlvr that does this work in each `sampled_step`, from an untrained policy."""
     task = Checksum(work)
     settings = Settings(
+        experiment=Experiment(compile=work.compile),
         sampling=Sampling(prompts=work.prompts, group_size=work.group_size, fixed_length=True),
         update=Update(learning_rate=work.learning_rate),
         calibration=Calibration(memory_width=work.memory_width),

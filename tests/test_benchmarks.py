@@ -10,14 +10,14 @@ import torch
 from conftest import short_settings
 
 import minirlvr
-from benchmarks import bench_scale, bench_step, profile_default, timing
+from benchmarks import bench_scale, bench_step, profile_default, profile_step, timing
 from benchmarks.floor import Net, Product, Speeds, flops, learn_products, rollout_products, step_products
 from benchmarks.workload import Checksum, Work, make_run, step
 
 TINY = Work(prompts=4, group_size=4, prompt_tokens=3, new_tokens=3, layers=1, width=16, heads=2, memory_width=16)
 
 
-MODULES = ("timing", "workload", "floor", "contestants", "bench_step", "bench_scale", "profile_default")
+MODULES = ("timing", "workload", "floor", "contestants", "bench_step", "bench_scale", "profile_default", "profile_step")
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -97,7 +97,7 @@ def test_timed_parts_leaves_the_module_as_it_was():
 
 
 def test_unequal_contestants_are_refused():
-    contestants, _ = bench_step.make_contestants(TINY, [], "cpu")
+    contestants, _ = bench_step.make_contestants(TINY, [], "cpu", compiled=False)
     bench_step.check_equal(contestants, TINY)
     with pytest.raises(ValueError, match="48 tokens"):
         bench_step.check_equal(contestants, dataclasses.replace(TINY, new_tokens=4))
@@ -105,7 +105,7 @@ def test_unequal_contestants_are_refused():
 
 def test_peers_that_are_not_installed_are_skipped(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    measured = bench_step.measure(1, 2, ["transformers", "trl"], "cpu", TINY)
+    measured = bench_step.measure(1, 2, ["transformers", "trl"], "cpu", TINY, compiled=False)
     text = bench_step.table(measured)
     assert re.search(r"Hugging Face +skipped\nTRL GRPOTrainer +skipped\n", text)
     assert re.search(r"minirlvr grpo .* 1\.00\n", text) and "nan" not in text and "inf " not in text
@@ -118,10 +118,20 @@ def test_take_turns_is_fair():
 
 
 def test_bench_step_writes_its_table_and_picture(tmp_path):
-    assert bench_step.main(["--rounds", "1", "--threads", "1", "--peers", "--out", str(tmp_path)]) == 0
+    assert bench_step.main(["--rounds", "1", "--threads", "1", "--peers", "--no-compile", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "bench_step.txt").read_text()
     assert text.startswith("python benchmarks/") and "1 thread\n" in text and "2048 new tokens" in text
     assert (tmp_path / "bench_step.png").stat().st_size > 10_000
+
+
+def test_the_kinds_of_operations_add_up_to_the_step():
+    """Every operation is of one kind, and the ones that must be there were seen."""
+    spent, calls = profile_step.profile_steps(steps=1)
+    lines = profile_step.table(spent, calls).splitlines()
+    shares = [float(line.split()[-2]) for line in lines[1 : 1 + len(spent)]]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+    for kind in ("matrix products", "attention", "drawing tokens", "optimiser"):
+        assert spent[kind] > 0 and calls[kind] >= 1
 
 
 def test_bench_scale_writes_its_table_and_picture(tmp_path):
