@@ -470,10 +470,13 @@ def in_worker(job: Job) -> None:
     job.run(tick, SHARED["stop"].is_set)
 
 
-def run_all(jobs: list[Job], side_by_side: int, threads: int, stop, steps) -> tuple[list[str], BaseException | None]:
-    """Train them all; the numbers do not depend on how many side by side.
+def run_all(
+    jobs: list[Job], side_by_side: int, threads: int, stop, steps, first: Callable[[], object]
+) -> tuple[list[str], BaseException | None]:
+    """Train them all, after `first` is done; the numbers do not depend on how many side by side.
 
-    Returns the users' mistakes, for which the others go on, and a fault of ours, if any, for which they stop.
+    Returns the users' mistakes, for which the others go on, and a fault of ours, if any, for which they stop. A
+    KeyboardInterrupt during `first` is the caller's.
     """
     from tqdm import tqdm
 
@@ -487,7 +490,11 @@ def run_all(jobs: list[Job], side_by_side: int, threads: int, stop, steps) -> tu
         ProcessPoolExecutor(side_by_side, context, start_worker, (stop, steps, threads)) as pool,
     ):
         with signals_go_to(signal.SIG_IGN):  # the workers are born deaf: Ctrl-C is the parent's to hear
-            pending: set[Future] = {pool.submit(in_worker, job) for job in jobs}
+            for _ in range(side_by_side):
+                pool.submit(int)  # the workers import PyTorch while `first` runs here
+        with signals_go_to(signal.default_int_handler):  # nothing is lost yet, so Ctrl-C need not wait
+            first()
+        pending: set[Future] = {pool.submit(in_worker, job) for job in jobs}
         while pending:
             done, pending = wait(pending, timeout=0.2)
             bar.update(steps.value - bar.n)
@@ -533,19 +540,22 @@ def compare(settings: Settings) -> int:
     if description:
         print(description)
     torch.set_num_threads(1)
-    try:
-        if is_toy:
-            load_reference(task, settings.shape)  # made here once, before the workers look for it
-    except KeyboardInterrupt:
-        return say_stopped(folder)
     seeds = range(e.first_seed, e.first_seed + e.seeds)
     jobs = [Job(settings, method, seed, folder, device) for seed in seeds for method in methods]
     side_by_side = min(e.jobs or (available_cores() if device == "cpu" and is_toy else 1), len(jobs))
     threads = 1 if is_toy else max(available_cores() // side_by_side, 1)
     context = multiprocessing.get_context("spawn")
     stop, steps = context.Event(), context.Value("q", 0)
-    with signals_go_to(lambda *_: stop.set()):
-        mistakes, fault = run_all(jobs, side_by_side, threads, stop, steps)
+
+    def first() -> None:  # the reference is made here once, before the workers look for it
+        if is_toy:
+            load_reference(task, settings.shape)
+
+    try:
+        with signals_go_to(lambda *_: stop.set()):
+            mistakes, fault = run_all(jobs, side_by_side, threads, stop, steps, first)
+    except KeyboardInterrupt:
+        return say_stopped(folder)
     rows = []
     for job in sorted(jobs, key=lambda job: (methods.index(job.method), job.seed)):
         try:

@@ -28,8 +28,8 @@ import text_runs  # noqa: E402
 from command_line import available_cores, parse_settings  # noqa: E402
 
 MODEL = Path("runs/smollm-model")  # relative: it is part of config.json
-FLAGS = ["--policy", f"hf:{MODEL}", "--task", "sums", "--prompts", "4", "--steps", "150", "--evaluate-every", "25"]
-FLAGS += ["--evaluation-samples", "16", "--jobs", "2"]
+FLAGS = ["--policy", f"hf:{MODEL}", "--task", "sums", "--prompts", "4", "--group-size", "16", "--steps", "120"]
+FLAGS += ["--evaluate-every", "20", "--evaluation-samples", "16", "--jobs", "2"]
 METHODS = ("grpo", "grpo+iac+dlc")
 ROUNDS = 10  # of `overhead`: steps of each method, taken in turns
 

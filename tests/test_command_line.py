@@ -307,6 +307,52 @@ def test_ctrl_c_before_training_is_no_traceback(cli, monkeypatch, tmp_path):
     assert len(lines) <= 1
 
 
+@pytest.mark.parametrize(
+    "error, said_of_it",
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), ("--prompts", "--group-size", "--max-new-tokens")),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), ("--prompts", "--micro-batches")),
+        (MemoryError(), ("out of memory",)),
+        (torch._dynamo.exc.Unsupported("no compiler"), ("--compile", "C++ compiler")),
+    ],
+)
+def test_running_out_of_memory_or_a_compiler_says_what_to_turn_down(cli, monkeypatch, tmp_path, error, said_of_it):
+    """One line, exit code 2; any other error of PyTorch's is a fault and stays one."""
+
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(command_line, "train", fails)
+    code, _, lines = cli(*on_pairs(tmp_path / "x"))
+    assert code == 2 and len(lines) == 1
+    assert all(part in lines[0] for part in said_of_it)
+    error = RuntimeError("a fault of ours")
+    with pytest.raises(RuntimeError, match="of ours"):
+        cli(*on_pairs(tmp_path / "y"))
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (["--policy", "gpt2"], "toy or hf:FOLDER_OR_ID"),
+        (["--policy", "hf:"], "toy or hf:FOLDER_OR_ID"),
+        (["--lora-rank", "4"], "--lora-rank is for a language model"),
+        (["--dataset", "x.jsonl"], "--dataset is for a language model"),
+        (["--memory-start", "hf:model"], "fresh or reference"),
+    ],
+)
+def test_flags_of_language_models_are_refused_elsewhere(cli, given, message):
+    code, _, lines = cli(*given)
+    assert code == 2 and len(lines) == 1 and message in lines[0]
+
+
+def test_without_the_extras_the_flag_says_what_to_install(cli, monkeypatch):
+    """One line, and everything else goes on working."""
+    monkeypatch.setitem(sys.modules, "text_runs", None)
+    code, _, lines = cli("--policy", "hf:anything")
+    assert code == 2 and len(lines) == 1 and "pip install -r requirements-hf.txt" in lines[0]
+
+
 # --- help -----------------------------------------------------------------------------------------------------------
 
 

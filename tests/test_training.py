@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import shutil
 
 import pytest
 import torch
@@ -236,6 +237,18 @@ def test_micro_batches_change_nothing(start, aggregate, changed):
         assert (weights(run) - weights(runs[0])).abs().max() < 1e-6
         for name in ("loss", "grad_norm", "entropy", "clip_fraction", "first_ratio"):
             assert logged(run)[name] == pytest.approx(logged(runs[0])[name], abs=1e-5), name
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+def test_a_compiled_policy_learns_what_the_plain_one_learns(start):
+    """--compile: the same draws, and weights that differ by rounding."""
+    runs = [start("grpo", steps=2, compile=compile) for compile in (False, True)]
+    for run in runs:
+        run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.1)  # Adam would blow rounding up
+        train(run)
+    assert moved(runs[0]) > 1e-3
+    assert (weights(runs[0]) - weights(runs[1])).abs().max() < 1e-5
+    assert logged(runs[1])["first_ratio"] < 1e-5
 
 
 # --- rewards --------------------------------------------------------------------------------------------------------
