@@ -41,6 +41,8 @@ ESTIMATED = ("pass@1", "pass@8", "distinct@8", "effective_modes", "retained_mass
 LISTED = ("listed_pass@1", "listed_modes")  # exact: summed over the listed answers' bare texts
 ROWS_AT_ONCE = 256  # completions drawn together in an evaluation
 
+transformers.utils.logging.disable_progress_bar()  # the command line has one of its own
+
 
 def measure_names(task: LanguageTask) -> tuple[str, ...]:
     """The columns that a run on `task` measures; only a toy task's answers can be listed."""

@@ -2,8 +2,9 @@
 
 import copy
 import dataclasses
+import functools
 import math
-import shutil
+import os
 
 import pytest
 import torch
@@ -239,16 +240,32 @@ def test_micro_batches_change_nothing(start, aggregate, changed):
             assert logged(run)[name] == pytest.approx(logged(runs[0])[name], abs=1e-5), name
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
-def test_a_compiled_policy_learns_what_the_plain_one_learns(start):
-    """--compile: the same draws, and weights that differ by rounding."""
+def test_a_compiled_policy_learns_what_the_plain_one_learns(start, monkeypatch):
+    """--compile: the same draws, and weights that differ by rounding. Traced as always, but not put into C++."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     runs = [start("grpo", steps=2, compile=compile) for compile in (False, True)]
     for run in runs:
         run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.1)  # Adam would blow rounding up
         train(run)
+    assert hasattr(runs[1].policy.extend, "_torchdynamo_orig_callable"), "it was not compiled"
     assert moved(runs[0]) > 1e-3
     assert (weights(runs[0]) - weights(runs[1])).abs().max() < 1e-5
     assert logged(runs[1])["first_ratio"] < 1e-5
+
+
+@pytest.mark.skipif("MINIRLVR_SLOW_TESTS" not in os.environ, reason="half a minute of compiling: MINIRLVR_SLOW_TESTS=1")
+def test_a_compiled_policy_has_the_gradient_of_the_plain_one(start):
+    """The same, but put into C++: logits of a batch and their gradient."""
+    plain, compiled = (start("grpo", compile=compile).policy for compile in (False, True))
+    prompts = torch.tensor([[2, 6], [3, 6]])
+    completions = torch.randint(2, 6, (2, 3, 4), generator=torch.Generator().manual_seed(0))
+    found = []
+    for policy in (plain, compiled):
+        logits = policy.completion_logits(prompts, completions)
+        logits.square().sum().backward()
+        found.append([logits.detach(), *(p.grad for p in policy.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 # --- rewards --------------------------------------------------------------------------------------------------------

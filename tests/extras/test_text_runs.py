@@ -11,7 +11,7 @@ import pytest
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 import torch
-from conftest import generator, tiny_policy
+from conftest import generator
 from safetensors.torch import load_file
 from test_text_tasks_tokenizer import TEMPLATE, make_tokenizer
 
@@ -19,7 +19,7 @@ import command_line
 import minirlvr
 import text_runs
 from huggingface import HFPolicy, export_policy, load_model
-from minirlvr import Experiment, Run, Sampling, Settings, UserError, parse_method, train
+from minirlvr import Experiment, Run, Sampling, Settings, Shape, UserError, parse_method, pretrain_reference, train
 from text_runs import answer_probs, start_run
 from toy_tasks import TASKS, Sums
 from toy_tasks.exact import encode_prompts
@@ -41,10 +41,18 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def toy_folder(tmp_path_factory):
-    """An exported toy policy of `sums`."""
+def toy():
+    """A toy policy for `sums` of the default size that is right now and then."""
+    task = Sums()
+    task.pretraining_steps = 60
+    return pretrain_reference(task, Shape())
+
+
+@pytest.fixture(scope="module")
+def toy_folder(tmp_path_factory, toy):
+    """The same, exported."""
     path = tmp_path_factory.mktemp("toy")
-    export_policy(tiny_policy(), Sums(), path)
+    export_policy(toy, Sums(), path)
     return path
 
 
@@ -76,17 +84,17 @@ def rows_of(folder):
 
 
 @pytest.mark.parametrize("method", ["grpo", "grpo+iac+dlc"])
-def test_an_exported_policy_learns_as_the_toy_does(toy_folder, tmp_path, method):
+def test_an_exported_policy_learns_as_the_toy_does(toy, toy_folder, tmp_path, method):
     """Five steps with the same draws, through the toy policy and through transformers: losses and weights to 1e-4."""
     chosen = dataclasses.replace(Settings(), experiment=Experiment(steps=5, evaluate_every=1))
     runs = [
         Run(chosen, parse_method(method), 0, reference, task=Sums())
-        for reference in (tiny_policy(), load_model(str(toy_folder))[0])
+        for reference in (toy, load_model(str(toy_folder))[0])
     ]
     for run in runs:
         train(run)
-    toy, ours = ([row for row in run.rows if row["split"] == "train"] for run in runs)
-    for one, other in zip(toy[1:], ours[1:], strict=True):
+    theirs, ours = ([row for row in run.rows if row["split"] == "train"] for run in runs)
+    for one, other in zip(theirs[1:], ours[1:], strict=True):
         assert one["reward"] == other["reward"], "the two drew different tokens"
         for name in ("loss", "grad_norm", "entropy", "pass@1", "effective_modes"):
             assert other[name] == pytest.approx(one[name], abs=1e-4), name
@@ -101,7 +109,7 @@ def test_an_exported_policy_learns_as_the_toy_does(toy_folder, tmp_path, method)
 def test_an_exported_policy_is_asked_and_measured_as_the_toy(toy_folder, tmp_path):
     """On the command line, too: exact measures, the toy's columns."""
     out = tmp_path / "run"
-    argv = ["--policy", f"hf:{toy_folder}", "--steps", "2", "--methods", "grpo", "--out", str(out), "--heads", "2"]
+    argv = ["--policy", f"hf:{toy_folder}", "--steps", "2", "--methods", "grpo", "--out", str(out)]
     assert command_line.main(argv) == 0
     assert "retained_mass" in rows_of(out)[0] and "samples" not in rows_of(out)[0]
     assert 0 < float(rows_of(out)[-1]["pass@1"]) < 1
