@@ -1,5 +1,6 @@
 """What the tests share: policies and a task whose answers are known, a tiny reference, short settings."""
 
+import concurrent.futures
 import dataclasses
 import itertools
 import os
@@ -68,6 +69,21 @@ class Pairs(Task):
 
     def plain_language(self, prompt):
         return f"Write two letters from a to d, one of them {prompt[0]}."
+
+
+class InThisProcess(concurrent.futures.Executor):
+    """Stands in for the pool of worker processes: the jobs run here, one after the other."""
+
+    def __init__(self, max_workers, context, initializer, initargs):
+        initializer(*initargs)
+
+    def submit(self, function, *args):
+        future = concurrent.futures.Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def tiny_policy(vocab_size: int = VOCAB, seed: int = 0, layers: int = 2) -> Policy:

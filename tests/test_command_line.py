@@ -3,7 +3,6 @@
 Three programs are really started; all other runs train in this process, on a task of milliseconds.
 """
 
-import concurrent.futures
 import csv
 import dataclasses
 import json
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Pairs, tiny_policy
+from conftest import InThisProcess, Pairs, tiny_policy
 
 import command_line
 import report
@@ -31,21 +30,6 @@ TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--memory-width", "16"
 METHODS = ("grpo", "grpo+iac+dlc")
 CONTRACT_FLAGS = "task methods seeds steps group-size alpha mu beta learning-rate device jobs out resume policy help"
 REAL = [*TINY, "--steps", "4", "--evaluate-every", "2", "--seeds", "2", "--methods", *METHODS]
-
-
-class InThisProcess(concurrent.futures.Executor):
-    """Stands in for the pool of worker processes: the jobs run here, one after the other."""
-
-    def __init__(self, max_workers, context, initializer, initargs):
-        initializer(*initargs)
-
-    def submit(self, function, *args):
-        future = concurrent.futures.Future()
-        try:
-            future.set_result(function(*args))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,7 +11,7 @@ import pytest
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 import torch
-from conftest import generator
+from conftest import InThisProcess, generator
 from safetensors.torch import load_file
 from test_text_tasks_tokenizer import TEMPLATE, make_tokenizer
 
@@ -25,6 +25,14 @@ from toy_tasks import TASKS, Sums
 from toy_tasks.exact import encode_prompts
 
 transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    """No worker processes, and one thread as before."""
+    monkeypatch.setattr(command_line, "ProcessPoolExecutor", InThisProcess)
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
