@@ -1111,13 +1111,18 @@ def train_memory(run: Run, batch: Rollout, rewards: Tensor) -> None:
         return
     some = keep.any(-1)  # (Q,): a group without any is not computed
     batch, keep = batch.pick(some), keep[some]
-    completions, mask = batch.completions[..., : batch.length], batch.mask[..., : batch.length]  # (Q, G, T)
-    logprobs = token_logprobs(run.memory.completion_logits(batch.prompts, completions), completions)
-    loss = memory_loss(logprobs.flatten(0, 1), mask.flatten(0, 1), keep.flatten())
+    T, kept_tokens = batch.length, (batch.mask & keep[..., None]).sum((1, 2))  # (Q,)
     run.memory_optimizer.zero_grad()
-    loss.backward()
+    total = 0.0
+    for part in torch.arange(len(keep), device=keep.device).chunk(run.update.micro_batches):
+        completions, mask = batch.completions[part, :, :T], batch.mask[part, :, :T]  # (Q, G, T)
+        logprobs = token_logprobs(run.memory.completion_logits(batch.prompts[part], completions), completions)
+        loss = memory_loss(logprobs.flatten(0, 1), mask.flatten(0, 1), keep[part].flatten())
+        loss = loss * (kept_tokens[part].sum() / kept_tokens.sum())  # the parts' means add up to that of the batch
+        loss.backward()
+        total += loss.item()
     run.memory_optimizer.step()
-    run.log(memory_loss=loss.item())
+    run.log(memory_loss=total)
 
 
 def log_batch(run: Run, rewards: Tensor, batch: Rollout) -> None:

@@ -42,7 +42,7 @@ class Axis(NamedTuple):
 
 
 AXES = {
-    "group_size": Axis("completions of a prompt (G)", (2, 4, 8, 16, 32, 64), 8),
+    "group_size": Axis("completions of a prompt (G)", (2, 4, 8, 16, 32, 64), 8, "attention in its tree: the square"),
     "prompts": Axis("prompts (Q)", (4, 8, 16, 32, 64, 128), 32),
     "new_tokens": Axis("new tokens (T)", (2, 4, 8, 16, 32, 64), 8, "attention grows with the square"),
     "layers": Axis("layers", (1, 2, 4, 8), 2),

@@ -479,6 +479,21 @@ def test_groups_without_a_correct_completion_are_not_read_by_the_memory(start, m
     assert (ours - theirs).abs().max() < 1e-5
 
 
+def test_micro_batches_change_no_memory(start):
+    """1, 2 and 3 parts, and completions of different length: the same loss and the same gradient."""
+    found = []
+    for parts in (1, 2, 3):
+        run = start("grpo+dlc", micro_batches=parts, group_size=16)
+        batch = minirlvr.rollout(run.policy, encode_prompts(run.task, run.task.train), 16, 4, run.generator)
+        minirlvr.train_memory(run, batch, minirlvr.verify(run.task, list(run.task.train), batch))
+        found.append((run.window["memory_loss"][0], torch.cat([p.grad.flatten() for p in run.memory.parameters()])))
+    assert len(set(batch.mask.sum(-1).flatten().tolist())) > 1
+    assert found[0][1].abs().max() > 1e-3
+    for loss, gradient in found[1:]:
+        assert loss == pytest.approx(found[0][0], abs=1e-6)
+        torch.testing.assert_close(gradient, found[0][1], atol=1e-6, rtol=1e-4)
+
+
 def test_memory_may_start_from_the_reference(start):
     """fresh: a small network of its own shape, by the seed; reference: a copy of the reference, not the same object."""
     copied = start("grpo+dlc", memory_start="reference")
