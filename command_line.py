@@ -197,6 +197,12 @@ def check_policy(settings: Settings) -> None:
             raise UserError(f"--{flag} is for a language model: give --policy hf:FOLDER_OR_ID too, or leave it out")
     elif not policy.removeprefix("hf:") or not policy.startswith("hf:"):
         raise UserError(f"--policy is {policy!r:.80}: it must be toy or hf:FOLDER_OR_ID")
+    elif model.dataset and settings.experiment.task != minirlvr.Experiment().task:
+        raise UserError(f"--task {settings.experiment.task} and --dataset {model.dataset!r:.80}: give one of them")
+    elif not model.dataset and model.heldout is not None:
+        raise UserError("--heldout is for --dataset: a toy task holds out its own prompts; leave it out")
+    elif model.dtype == "float16" and not model.lora_rank:
+        raise UserError("--dtype float16 is too narrow to train in: give --lora-rank too, or take bfloat16 or float32")
     elif settings.experiment.compile:
         raise UserError("--compile is for the toy policy: leave it out with --policy hf:...")
     elif settings.shape != minirlvr.Shape(heads=settings.shape.heads):
@@ -259,7 +265,9 @@ def open_folder(settings: Settings, methods: list[Method], device: str, task: Ta
     folder = Path(files.resume or files.out or Path("runs") / f"{task.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     versions = {"minirlvr": minirlvr.__version__, "python": platform.python_version(), "torch": torch.__version__}
     if settings.experiment.policy != "toy":
-        versions |= {name: metadata.version(name) for name in ("transformers", "tokenizers", "safetensors")}
+        installed = {part.name for part in metadata.distributions()}
+        extras = {"transformers", "tokenizers", "safetensors", "peft", "math-verify"} & installed
+        versions |= {name: metadata.version(name) for name in sorted(extras)}
     now = {
         "device": device,
         "versions": versions | {"platform": platform.platform()},
@@ -269,12 +277,17 @@ def open_folder(settings: Settings, methods: list[Method], device: str, task: Ta
         "settings": dataclasses.asdict(dataclasses.replace(settings, files=minirlvr.Files())),
         "methods": {m.name: resolve_update(settings.update, ESTIMATORS[m.estimator]) for m in methods},
         "ceilings": ceilings(task),
+        "dataset_sha256": fingerprint(settings.language_model.dataset),
     }
     try:
         if files.resume:  # what made the folder stays; what went on with it is added
             saved = json.loads((folder / "config.json").read_text())
+            if saved.get("dataset_sha256") != config["dataset_sha256"]:
+                raise UserError(
+                    f"--resume {folder}: its dataset {settings.language_model.dataset!r:.80} has changed since"
+                )
             config = saved | config | {"resumed": [*saved.get("resumed", []), now]}
-        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        elif folder.exists() and (not folder.is_dir() or any(path.name != "config.json" for path in folder.iterdir())):
             raise UserError(f"--out {folder} exists and is not empty: name a new one, or go on with --resume {folder}")
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(now | config, indent=2, default=dataclasses.asdict) + "\n"
@@ -283,6 +296,11 @@ def open_folder(settings: Settings, methods: list[Method], device: str, task: Ta
         flag = "--resume" if files.resume else "--out"
         raise UserError(f"{flag} {folder!s:.200} cannot be written: {error.strerror}") from None
     return folder
+
+
+def fingerprint(dataset: str) -> str | None:
+    """SHA-256 of a dataset's file; None without one."""
+    return hashlib.sha256(Path(dataset).read_bytes()).hexdigest() if dataset else None
 
 
 def ceilings(task: Task) -> dict[str, dict[str, float]]:
@@ -333,12 +351,13 @@ def load_checkpoint(path: Path, method: str, seed: int, measures: Collection[str
 
 
 def is_row(row, method: str, seed: int, measures: Collection[str]) -> bool:
-    """Is this a row of metrics.csv, of this run?"""
+    """Is this a row of metrics.csv, of this run? An estimate may be blank, where nothing is known of it."""
     numbers = (*measures, "completions", *LOG)
     if not isinstance(row, dict) or set(row) != {*HEAD, *numbers}:
         return False
     head = (row["method"], row["seed"]) == (method, seed) and row["split"] in report.TITLES
-    logged = all(type(row[name]) in (int, float) or (name in LOG and row[name] == "") for name in numbers)
+    blank = {*LOG, *(measures if "samples" in measures else ())}
+    logged = all(type(row[name]) in (int, float) or (name in blank and row[name] == "") for name in numbers)
     return head and type(row["step"]) is int and logged
 
 
@@ -522,10 +541,10 @@ def signals_go_to(handler):
             signal.signal(number, old)
 
 
-def prepare(settings: Settings, methods: list[Method]) -> tuple[Task, Collection[str], str]:
+def prepare(settings: Settings, methods: list[Method], device: str) -> tuple[Task, Collection[str], str]:
     """The task, the names of its measures, and what there is to say before the first step."""
     if settings.experiment.policy != "toy":
-        return text_runs().prepare(settings, methods)
+        return text_runs().prepare(settings, methods, device)
     return TASKS[settings.experiment.task](), MEASURES, ""
 
 
@@ -534,16 +553,17 @@ def compare(settings: Settings) -> int:
     began = time.time()
     methods, device = check(settings), choose_device(settings.experiment.device)
     e, is_toy = settings.experiment, settings.experiment.policy == "toy"
-    task, measures, description = prepare(settings, methods)
+    task, measures, description = prepare(settings, methods, device)
     folder = open_folder(settings, methods, device, task)
     print(f"{task.name}: {len(task.train)} prompts to train on, {len(task.heldout)} held out; writing to {folder}/")
     if description:
         print(description)
+    all_threads = torch.get_num_threads()  # as many as there are cores, or as OMP_NUM_THREADS says
     torch.set_num_threads(1)
     seeds = range(e.first_seed, e.first_seed + e.seeds)
     jobs = [Job(settings, method, seed, folder, device) for seed in seeds for method in methods]
     side_by_side = min(e.jobs or (available_cores() if device == "cpu" and is_toy else 1), len(jobs))
-    threads = 1 if is_toy else max(available_cores() // side_by_side, 1)
+    threads = 1 if is_toy else max(min(all_threads, available_cores()) // side_by_side, 1)
     context = multiprocessing.get_context("spawn")
     stop, steps = context.Event(), context.Value("q", 0)
 
@@ -564,7 +584,10 @@ def compare(settings: Settings) -> int:
         except UserError as error:  # the others are reported all the same
             mistakes.append(str(error))
     if rows:
-        print(report.write(folder, rows))
+        try:
+            print(report.write(folder, rows))
+        except OSError as error:
+            mistakes.append(f"the results in {folder} cannot be written: {error.strerror}")
     print(f"{time.time() - began:.0f} s; everything is in {folder}/")
     for mistake in sorted(set(mistakes)):
         print(f"minirlvr: {mistake}", file=sys.stderr)

@@ -26,7 +26,7 @@ from toy_tasks.task import PAD_TEXT, STOP_TEXT
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>")  # how the usual chat templates end what the model says
 LARGEST_RANK = 1024  # of a LoRA adapter; beyond it there is nothing low about the rank
-LARGEST_LAYERS, LARGEST_VOCABULARY = 1024, 1_000_000  # of a folder that is read as a toy policy
+LARGEST_LAYERS, LARGEST_VOCABULARY = 1024, 1_000_000  # of a config that is believed
 
 
 @contextlib.contextmanager
@@ -284,7 +284,7 @@ def load_model(
     model = load_weights_and_config(name, DTYPES[dtype])
     if lora_rank:
         model = add_lora(model, lora_rank)
-    policy = HFPolicy(model, choose_pad(name, tokenizer), gradient_checkpointing)
+    policy = HFPolicy(model, default_pad(name, tokenizer), gradient_checkpointing)
     if len(tokenizer) > policy.vocab_size:
         sizes = f"{len(tokenizer)} tokens and the model {policy.vocab_size}"
         raise UserError(f"the tokenizer of {name!r} has {sizes}; they do not belong together, fetch both again")
@@ -294,6 +294,10 @@ def load_model(
 
 def load_tokenizer(name: str) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id. Raises UserError."""
+    if name.startswith(("/", ".", "~")) and not Path(name).is_dir():  # no name of the hub's: no need to ask it
+        raise UserError(f"no such folder: {name!r}")
+    if (Path(name) / "adapter_config.json").exists():
+        raise UserError(f"{name!r} holds LoRA adapters; train their base model, or merge them into it first")
     if Path(name).is_dir() and not any(Path(name).glob("*token*")) and not any(Path(name).glob("vocab*")):
         raise UserError(f"no tokenizer in {name!r}; save one there with tokenizer.save_pretrained")
     with one_line(cannot_load("tokenizer", name)):
@@ -312,10 +316,23 @@ def safely(name: str) -> dict[str, bool]:
     return {"trust_remote_code": False, "local_files_only": Path(name).is_dir()}
 
 
+def read_config(name: str) -> transformers.PretrainedConfig:
+    """The config of a folder or hub id, its sizes within reason. Raises UserError."""
+    with one_line(cannot_load("config", name)):
+        config = transformers.AutoConfig.from_pretrained(name, **safely(name))
+        text = config.get_text_config()
+    for key, most in (("num_hidden_layers", LARGEST_LAYERS), ("vocab_size", LARGEST_VOCABULARY)):
+        value = getattr(text, key, 1)
+        if type(value) is not int or not 1 <= value <= most:
+            raise UserError(f"the config of {name!r} says {key} = {value!r:.20}; it must be from 1 to {most}")
+    return config
+
+
 def load_weights_and_config(name: str, dtype: torch.dtype | str) -> nn.Module:
     """A causal language model with all its weights from safetensors files. Raises UserError."""
     if (Path(name) / "adapter_config.json").exists():
         raise UserError(f"{name!r} is a LoRA adapter; load its base model with lora_rank, then load_weights from it")
+    read_config(name)
     options = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     with one_line(cannot_load("model", name)):
         model, info = transformers.AutoModelForCausalLM.from_pretrained(name, **options, **safely(name))
@@ -348,7 +365,7 @@ def add_lora(model: nn.Module, rank: int) -> nn.Module:
         return peft.get_peft_model(model, config)
 
 
-def choose_pad(name: str, tokenizer: transformers.PreTrainedTokenizerBase) -> int:
+def default_pad(name: str, tokenizer: transformers.PreTrainedTokenizerBase) -> int:
     """The pad id: the tokenizer's, else its end or unknown token. Raises UserError where it has none of them."""
     candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id)
     found = [token for token in candidates if token is not None]
@@ -569,8 +586,10 @@ class MemoryLogitsProcessor(transformers.LogitsProcessor):
     `memory` is a toy Policy or an HFPolicy over the same tokens; it keeps its own key/value cache and reads each new
     token once. Whenever the texts are not the last ones with one more token each (a new prompt, beams reordered), it
     reads them from the start, so one processor serves any number of generations. `pad` is the id at the left of the
-    prompts, where it is not already the memory's own; it becomes the memory's `pad`.
+    prompts, where it is not already the memory's own; it becomes the memory's `pad`. Raises UserError for any other
+    kind of memory.
 
+        tokenizer.padding_side = "left"
         model.generate(**tokenizer(prompts, return_tensors="pt", padding=True), do_sample=True,
                        temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0,
                        logits_processor=[MemoryLogitsProcessor(memory, mu=0.5)])
@@ -581,6 +600,10 @@ class MemoryLogitsProcessor(transformers.LogitsProcessor):
     """
 
     def __init__(self, memory: Policy | HFPolicy, mu: float, pad: int | None = None):
+        if not isinstance(memory, Policy | HFPolicy):
+            raise UserError(
+                f"the memory is a {type(memory).__name__}; wrap a model of transformers as HFPolicy(model, pad)"
+            )
         self.memory, self.mu = memory, mu
         if pad is not None:
             memory.pad = pad

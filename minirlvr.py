@@ -54,12 +54,14 @@ class Experiment:
     first_seed: int = 0  # The seeds are first_seed, first_seed + 1, ...
     # Batches sampled in a run; equal steps are equal numbers of sampled completions, for every method.
     steps: int = 120
-    evaluate_every: int = 10  # Steps between two exact evaluations, each a row of metrics.csv and a checkpoint.
+    evaluate_every: int = (
+        10  # Steps between two evaluations, each a row of metrics.csv for each split, and a checkpoint.
+    )
     # toy: the small transformer of this file; or hf:FOLDER_OR_ID, a Hugging Face model, asked in plain language.
     policy: str = "toy"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"  # auto takes CUDA where there is one, else the processor.
-    # Processes side by side, one thread each; 0 means one per core, and one on a GPU or for a language model, which
-    # then has all cores. The numbers do not change.
+    # Processes side by side, which share the cores; 0 means one per core for the toy policy, and one in all on a GPU or
+    # for a language model. The numbers do not change.
     jobs: int = 0
     # torch.compile the toy policy: fewer, larger kernels, for long runs and GPUs; costs a minute at the start of each.
     compile: bool = False
@@ -362,7 +364,8 @@ def rollout(
             bent = calibrated_logits(logits, memory_logits, mu).float() if memory else None
             drawn_from = own if bent is None else (bent / temperature).log_softmax(-1)
             if not drawn_from.isfinite().all():
-                raise UserError("the logits to sample from are not finite; take a smaller --learning-rate or --mu")
+                cure = "take a smaller --learning-rate or --mu (at the first step: the model's own weights are broken)"
+                raise UserError(f"the logits to sample from are not finite; {cure}")
             token = torch.multinomial(drawn_from.exp().flatten(0, 1), 1, generator=generator).view(shape[:2])
             mask[..., t] = going
             completions[..., t] = torch.where(going, token, pad)
@@ -795,7 +798,10 @@ LOG += ("kl", "memory_loss")  # README's glossary says what each means; "" where
 
 
 class Run:
-    """All that changes while one method trains with one seed; `state` and `restore` lose nothing of it."""
+    """All that changes while one method trains with one seed; `state` and `restore` lose nothing of it.
+
+    For a language model TextRun (text_runs.py) puts other policies, measures and files in the place of these.
+    """
 
     measures: Collection[str] = MEASURES  # the names that `measure` gives
 
@@ -840,7 +846,7 @@ class Run:
         """List all correct answers once, and sum what the reference gives them."""
         self.listing = Listing(self.task, self.task.prompts)
         self.reference_probs = self.mode_probs(self.reference)  # (Q, M)
-        self.trained = Listing(self.task, self.task.train)
+        self.train_listing = Listing(self.task, self.task.train)
         self.tree = None  # all completions, where an exact KL is summed over them
         if self.method.estimator == "exact" and self.update.beta:
             self.tree = Tree(self.reference, self.task, self.task.train, min_mass=1e-4, temperature=self.temperature)
@@ -917,7 +923,8 @@ def sampled_step(run: Run) -> None:
     options |= {"temperature": run.temperature, "fixed_length": sampling.fixed_length}
     options |= {"stops": run.task.stops, "pad": run.task.pad}
     batch = rollout(run.policy, tokens, sampling.group_size, length, run.generator, **options)
-    if next(run.policy.parameters()).dtype != torch.float32:  # in half precision two ways of reading differ too much:
+    if next(run.policy.parameters()).dtype != torch.float32:
+        # In half precision drawing and scoring round apart, so the old log-probabilities are scored anew, too.
         batch = batch._replace(logprobs=score(run.policy, batch, run.temperature, run.update.micro_batches))
     # 2. The verifier says what is right.
     rewards = verify(run.task, prompts, batch)  # (Q, G)
@@ -945,7 +952,7 @@ def sampled_step(run: Run) -> None:
 def exact_step(run: Run) -> None:
     """The infinite batch: one step up the summed probability of the listed modes, less beta times the exact KL."""
     run.optimizer.zero_grad()
-    success = run.trained.log_probs(run.policy, run.temperature).exp().sum(-1)  # (Q,)
+    success = run.train_listing.log_probs(run.policy, run.temperature).exp().sum(-1)  # (Q,)
     kl = run.tree.kl(run.policy) if run.tree else None
     loss = -exact_objective(success, kl, run.update.beta, run.update.exact_std, run.update.kl_in).mean()
     loss.backward()

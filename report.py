@@ -32,11 +32,11 @@ def write(folder: Path, rows: list[dict], pictured: list[str] | None = None) -> 
     return "\n".join([table(summary, rows), *explain(rows)])
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a text file whole or not at all: a full disk or a kill leaves the old one as it was."""
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: a full disk or a kill leaves the old one as it was."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        partial.write_text(text, newline="")
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -71,11 +71,14 @@ def methods_of(rows: list[dict]) -> list[str]:
 
 
 def spread(rows: list[dict], measure: str) -> dict[str, float | None]:
-    """Mean and 95 % interval over seeds.
+    """Mean and 95 % interval over seeds; None (null in JSON) is what is not known.
 
-    For a single seed the interval is an estimate's own (its sampling noise), and None (null in JSON) for an exact one.
+    For a single seed the interval is an estimate's own (its sampling noise), and None for an exact one.
     """
-    mean, low, high = interval([float(row[measure]) for row in rows])
+    values = [float(row[measure]) for row in rows if row[measure] not in ("", None)]
+    if not values:
+        return dict.fromkeys(("mean", "low", "high"))
+    mean, low, high = interval(values)
     if len(rows) == 1 and f"{measure}_low" in rows[0]:
         low, high = float(rows[0][f"{measure}_low"]), float(rows[0][f"{measure}_high"])
     return {"mean": mean, "low": low if low == low else None, "high": high if high == high else None}
@@ -131,6 +134,8 @@ def cell(value: dict) -> str:
     >>> cell({"mean": 0.5, "low": 0.4, "high": 0.6}), cell({"mean": 0.5, "low": None, "high": None})
     ('0.500 ± 0.100', '0.500        ')
     """
+    if value["mean"] is None:
+        return "unknown"
     digits = 1 if value["mean"] > 9.995 else 3
     half = "" if value["high"] is None else f" ± {value['high'] - value['mean']:.{digits}f}"
     return f"{value['mean']:5.{digits}f}{half:8}"
@@ -139,6 +144,8 @@ def cell(value: dict) -> str:
 def explain(rows: list[dict]) -> list[str]:
     """One plain sentence for each method whose log shows a pattern that stops learning."""
     sentences = []
+    cut, cure = (0.9, ": give more --max-new-tokens") if samples_of(rows) else (1, ": none of them could be right")
+    share = "nearly every" if samples_of(rows) else "every"
     for method in methods_of(rows):
         logged = [row for row in rows if row["method"] == method and row["reward"] not in ("", None)]
         still = [row for row in logged if row["grad_norm"] in ("", None) or float(row["grad_norm"]) < 1e-9]
@@ -148,7 +155,7 @@ def explain(rows: list[dict]) -> list[str]:
                 lambda v: v == 1,
                 "every group was flat (all right or all wrong): there was nothing to learn",
             ),
-            ("cut_answers", lambda v: v == 1, "every answer was cut before it ended: none of them could be right"),
+            ("cut_answers", lambda v: v >= cut, f"{share} answer was cut before it ended{cure}"),
             ("entropy", lambda v: v < 0.05, "the policy's entropy is near 0: it hardly samples anything new"),
         ):
             rows_seen = still if name == "flat_groups" else logged
@@ -177,8 +184,10 @@ def draw(path: Path, rows: list[dict], ceilings: dict) -> None:
             axis.grid(alpha=0.25)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=110)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
     plt.close(figure)
+    replace_file(path, picture.getvalue())
 
 
 def draw_curves(axis, rows: list[dict], split: str, measure: str, ceiling: float) -> None:
@@ -186,14 +195,17 @@ def draw_curves(axis, rows: list[dict], split: str, measure: str, ceiling: float
     for i, method in enumerate(methods_of(rows)):
         steps = at_step(rows, method, split)
         values = [spread(group, measure) for group in steps.values()]
+        steps = [step for step, value in zip(steps, values, strict=True) if value["mean"] is not None]
+        values = [value for value in values if value["mean"] is not None]
         means = [value["mean"] for value in values]
         colour, style = COLOURS[i % len(COLOURS)], "-" if i < len(COLOURS) else "--"
-        axis.plot(list(steps), means, color=colour, linestyle=style, linewidth=2, label=method)
+        axis.plot(steps, means, color=colour, linestyle=style, linewidth=2, label=method)
         low = [max(value["mean"] if value["low"] is None else value["low"], 0) for value in values]
         high = [min(value["mean"] if value["high"] is None else value["high"], ceiling) for value in values]
-        axis.fill_between(list(steps), low, high, color=colour, alpha=0.15, linewidth=0)
+        axis.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
     base = spread(at_step(rows, methods_of(rows)[0], split)[0], measure)["mean"]
-    axis.axhline(base, color="grey", linestyle=":", label="reference")
+    if base is not None:
+        axis.axhline(base, color="grey", linestyle=":", label="reference")
     axis.axhline(ceiling, color="grey", linestyle="-.", label="ceiling")
 
 

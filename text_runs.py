@@ -6,10 +6,12 @@ completions, counts the answers that they state and puts an interval around ever
 """
 
 import copy
+import json
 import math
 import re
 import shutil
 import time
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -27,11 +29,12 @@ from huggingface import (
     load_tokenizer,
     load_weights,
     one_line,
-    safely,
+    read_config,
     save_model,
     stop_ids,
 )
-from minirlvr import ESTIMATORS, Method, Run, Settings, UserError, rollout, token_logprobs
+from minirlvr import ESTIMATORS, LanguageModel, Method, Run, Settings, UserError, rollout, token_logprobs
+from report import replace_file
 from text_tasks import BOXED, DatasetTask, LanguageTask, TextTask, read_dataset
 from toy_tasks import TASKS, Task
 from toy_tasks.exact import MEASURES, batched, encode_prompts
@@ -42,6 +45,7 @@ LISTED = ("listed_pass@1", "listed_modes")  # exact: summed over the listed answ
 ROWS_AT_ONCE = 256  # completions drawn together in an evaluation
 
 transformers.utils.logging.disable_progress_bar()  # the command line has one of its own
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft's affair with transformers
 
 
 def measure_names(task: LanguageTask) -> tuple[str, ...]:
@@ -57,6 +61,7 @@ class TextRun(Run):
         self, settings: Settings, method: Method, seed: int, policy: HFPolicy, device: str, task: LanguageTask
     ):
         self.measures = measure_names(task)
+        self.saved_step = -1  # the step whose weights this process wrote or read last
         super().__init__(settings, method, seed, policy, device, task)
 
     def make_policies(self, policy: HFPolicy) -> tuple[HFPolicy, nn.Module | None]:
@@ -74,7 +79,9 @@ class TextRun(Run):
         elif start == "reference":
             memory = copy.deepcopy(self.policy)
         else:
-            memory = load_model(start.removeprefix("hf:"), self.settings.language_model.dtype, str(self.device))[0]
+            dtype = self.settings.language_model.dtype
+            dtype = "float32" if dtype == "float16" else dtype  # AdamW's squares of gradients underflow in float16
+            memory = load_model(start.removeprefix("hf:"), dtype, str(self.device))[0]
             check_vocabulary(self.policy.vocab_size, memory.vocab_size)
         memory.pad = self.task.pad
         return memory
@@ -83,12 +90,14 @@ class TextRun(Run):
         most = self.settings.language_model.evaluation_prompts
         self.evaluated = {"train": list(self.task.train[:most]), "heldout": list(self.task.heldout[:most])}
         self.reference_counts: dict[str, Tensor] = {}  # split -> (Q, M): what the policy answered before it learned
+        self.said: list[dict] = []  # one completion of each prompt, as of the last evaluation
 
-    def measure(self) -> dict[str, dict[str, float]]:
+    def measure(self) -> dict[str, dict[str, float | str]]:
         """split -> measure -> value: estimates with their intervals; `samples` says from how many completions each.
 
-        An estimate of which nothing is known, such as the effective modes where nothing was right, is 0.
+        An estimate of which nothing is known, such as the effective modes where nothing was right, is "".
         """
+        self.said = []
         n = self.settings.language_model.evaluation_samples
         counts = {split: self.count_answers(prompts) for split, prompts in self.evaluated.items()}
         self.reference_counts = self.reference_counts or counts
@@ -100,7 +109,7 @@ class TextRun(Run):
             for name, (mean, low, high) in bootstrap_intervals(found.numpy(), n, rng, before).items():
                 values |= {name: mean, f"{name}_low": low, f"{name}_high": high}
             values |= {"samples": float(n)} | self.listed_measures(self.evaluated[split])
-            measured[split] = {name: 0.0 if math.isnan(value) else value for name, value in values.items()}
+            measured[split] = {name: "" if math.isnan(value) else value for name, value in values.items()}
         return measured
 
     def count_answers(self, prompts: list[str]) -> Tensor:
@@ -116,10 +125,14 @@ class TextRun(Run):
             batch = rollout(self.policy, tokens, n, self.task.max_new_tokens, generator, **options)
             lengths = batch.mask.sum(-1)  # (Q, G)
             for row, q in enumerate(rows):
-                for ids, length in zip(batch.completions[row].tolist(), lengths[row].tolist(), strict=True):
-                    mode = self.task.mode_of(prompts[q], self.task.decode(ids[:length]))
+                ids = zip(batch.completions[row].tolist(), lengths[row].tolist(), strict=True)
+                texts = [self.task.decode(tokens[:length]) for tokens, length in ids]
+                found = [self.task.mode_of(prompts[q], text) for text in texts]
+                for mode in found:
                     if mode is not None:
                         counts[q, modes[q].index(mode)] += 1
+                right = found[0] is not None
+                self.said.append({"step": self.step, "prompt": prompts[q], "completion": texts[0], "right": right})
         return counts
 
     def listed_measures(self, prompts: list[str]) -> dict[str, float]:
@@ -145,12 +158,24 @@ class TextRun(Run):
         self.reference_counts = state["reference_counts"]
 
     def save_weights(self, checkpoint: Path) -> None:
-        """A folder beside the checkpoint with the step in its name, written whole or not at all; older ones go."""
+        """A folder beside the checkpoint with the step in its name, which transformers loads; whole or not at all.
+
+        And, to be read, one completion of each prompt of the last evaluation: completions-METHOD-seedN.jsonl.
+        """
+        if self.said:
+            path = checkpoint.with_name(f"{checkpoint.stem.replace('checkpoint', 'completions', 1)}.jsonl")
+            replace_file(path, "".join(json.dumps(said) + "\n" for said in self.said))
+        if self.step == self.saved_step:  # never without the weights that the checkpoint names, not for a moment
+            return
         folder, partial = weights_folder(checkpoint, self.step), checkpoint.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         save_model(self.policy, partial)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        with one_line(f"cannot save to {str(partial)!r}"):
+            self.task.tokenizer.save_pretrained(partial)
+            (partial / "README.md").unlink(missing_ok=True)  # peft's form for a model card, with nothing filled in
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+        self.saved_step = self.step
 
     def forget_weights(self, checkpoint: Path) -> None:
         """Remove the weights of earlier steps, once the checkpoint names the new ones."""
@@ -161,6 +186,7 @@ class TextRun(Run):
 
     def load_weights(self, checkpoint: Path) -> None:
         load_weights(self.policy, weights_folder(checkpoint, self.step))
+        self.saved_step = self.step
 
 
 def weights_folder(checkpoint: Path, step: int) -> Path:
@@ -213,30 +239,57 @@ def start_run(settings: Settings, method: Method, seed: int, device: str) -> Run
     return run(settings, method, seed, policy, device, task=task)
 
 
-def prepare(settings: Settings, methods: list[Method]) -> tuple[Task, Collection[str], str]:
+def prepare(settings: Settings, methods: list[Method], device: str) -> tuple[Task, Collection[str], str]:
     """What the command line asks before any weight is loaded: the task, its measures, and the size of a step.
 
     Reads every row of a dataset. Raises UserError for whatever is wrong with it, the tokenizer or the config.
     """
     name = settings.experiment.policy.removeprefix("hf:")
     tokenizer = load_tokenizer(name)
-    with one_line(f"cannot read the config of {name!r}"):
-        config = transformers.AutoConfig.from_pretrained(name, **safely(name))
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config)
+    config = read_config(name)
+    with one_line(f"{name!r} is no causal language model"), torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
     task = make_task(settings, tokenizer, stop_ids(model, tokenizer), model.get_output_embeddings().weight.shape[0])
     if not isinstance(task, LanguageTask):
+        check_toy_flags(settings)
         return task, MEASURES, "the model is an exported toy policy: it is asked as the toy is, and measured exactly"
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    longest = max(len(ids) for ids in task.prompt_ids.values()) + task.max_new_tokens
+    longest, limit = max(len(ids) for ids in task.prompt_ids.values()) + task.max_new_tokens, longest_text(config)
     if longest > limit:
         raise UserError(f"a prompt and its completion may take {longest} tokens, the model reads {limit}: shorten them")
     if any(not ESTIMATORS[method.estimator].samples for method in methods):
         raise UserError("--methods exact sums over all answers, which a language model's cannot be: leave it out")
-    return task, measure_names(task), describe(settings, methods, model, task)
+    return task, measure_names(task), describe(settings, methods, model, task, device)
 
 
-def describe(settings: Settings, methods: list[Method], model: nn.Module, task: LanguageTask) -> str:
+def check_toy_flags(settings: Settings) -> None:
+    """An exported toy policy is trained as the toy is: refuse what would have no effect. Raises UserError."""
+    model, default = settings.language_model, LanguageModel()
+    for name in ("instruction", "max_new_tokens", "evaluation_samples", "evaluation_prompts"):
+        if getattr(model, name) != getattr(default, name):
+            flag = name.replace("_", "-")
+            raise UserError(
+                f"--{flag} has no effect on an exported toy policy, which is measured exactly: leave it out"
+            )
+    if settings.calibration.memory_start.startswith("hf:"):
+        raise UserError("an exported toy policy has the toy's memory network: give --memory-start fresh or reference")
+
+
+def longest_text(config: transformers.PretrainedConfig) -> float:
+    """Tokens that a model reads with positions that do not depend on how many follow; infinite where nothing is said.
+
+    Some models stretch their positions once a text is longer than those they were first trained on: what lies in the
+    cache then has other positions than the same text read at once, and ratios would be wrong.
+    """
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None) or math.inf
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("longrope", "dynamic"):
+        before = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        return min(limit, before or limit)
+    return limit
+
+
+def describe(settings: Settings, methods: list[Method], model: nn.Module, task: LanguageTask, device: str) -> str:
     """Parameters, bytes, tokens and seconds of a step, before the first one. `model` may lie on the meta device."""
     m, Q, G = settings.language_model, min(settings.sampling.prompts, len(task.train)), settings.sampling.group_size
     total = sum(parameter.numel() for parameter in model.parameters())
@@ -249,11 +302,16 @@ def describe(settings: Settings, methods: list[Method], model: nn.Module, task: 
     logits = part * T * task.vocab_size * (2 * size + 2 * 4)  # with their gradients, log-softmax in float32
     drawn, read = Q * G * T, Q * P
     seconds = total * (2 + 2 + 4) * (drawn + read) / matrix_rate()  # once drawn, once read, twice that backward
+    asked = min(m.evaluation_prompts, len(task.train)) + min(m.evaluation_prompts, len(task.heldout))
+    evaluation = total * 2 * asked * (P + m.evaluation_samples * T) / matrix_rate()
     lines = [
         f"{type(model).__name__}: {total:,} parameters, {trained:,} of them trained, in {m.dtype}",
-        f"memory: {held / 1e9:.2f} GB for weights, gradients and AdamW, about {logits / 1e9:.2f} GB for logits",
+        f"memory: {held / 1e6:,.0f} MB for weights, gradients and AdamW, about {logits / 1e6:,.0f} MB for logits",
         f"a step: {Q} prompts of up to {P} tokens, {G} completions of up to {T} tokens each: {drawn:,} tokens drawn",
-        f"time: about {seconds:.1f} s a step at this processor's measured rate" * (not torch.cuda.is_available()),
+        f"time: at least {seconds:.2g} s a step and {evaluation:.2g} s an evaluation: the arithmetic alone, at this "
+        "processor's measured rate"
+        if device == "cpu"
+        else "",
         f"measures are estimates from {m.evaluation_samples} completions of each prompt; columns _low and _high: 95 %",
     ]
     return "\n".join(line for line in lines if line)

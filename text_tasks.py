@@ -48,6 +48,8 @@ class LanguageTask(Task):
         if not self.stops:
             raise UserError("no stop token is given: a completion could not end; give at least one id")
         self.prompt_ids = {prompt: self._encode_message(self.plain_language(prompt)) for prompt in self.prompts}
+        if len({tuple(ids) for ids in self.prompt_ids.values()}) < len(self.prompts):
+            raise UserError("two prompts have the same token ids: the tokenizer or its chat template leaves text out")
         largest = max(*self.stops, *map(max, self.prompt_ids.values()))
         if largest >= self.vocab_size:
             reason = f"token id {largest} is outside the model's vocabulary of {self.vocab_size}"
@@ -58,6 +60,17 @@ class LanguageTask(Task):
     def _encode_message(self, text: str) -> list[int]:
         """Ids of one message to the model: through the chat template, or as plain text where there is none."""
         text = f"{text}\n{self.instruction}" if self.instruction else text
+        try:
+            ids = self._ids_of_message(text)
+        except Exception as error:  # a tokenizer without unknown tokens, a chat template that does not run, and more
+            reason = " ".join(str(error).split())[:120]
+            raise UserError(f"the tokenizer cannot write {text!r:.60} ({reason}): take another model or task") from None
+        if not ids:
+            raise UserError(f"the tokenizer makes no token of the prompt {text!r:.60}: take another tokenizer")
+        return ids
+
+    def _ids_of_message(self, text: str) -> list[int]:
+        """The same, as the tokenizer gives them."""
         if getattr(self.tokenizer, "chat_template", None):
             message = [{"role": "user", "content": text}]
             encoded = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True)
@@ -66,8 +79,6 @@ class LanguageTask(Task):
         ids = list(self.tokenizer.encode(f"{text}\nAnswer:\n"))
         while ids and ids[-1] in self.stops:  # some tokenizers end every text, and the model would go on after its end
             ids.pop()
-        if not ids:
-            raise UserError(f"the tokenizer makes no token of the prompt {text!r:.60}: take another tokenizer")
         return ids
 
     def encode_prompt(self, prompt: str) -> list[int]:
@@ -181,16 +192,21 @@ class TextTask(LanguageTask):
 # === Numbers and other answers, compared ===
 
 _UNSIGNED = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,2})?"
+_PLAIN_FRACTION = r"\\[dt]?frac\{[0-9]{1,20}\}\{[0-9]{1,20}\}"
 _NUMBER = re.compile(rf"([-+]?)\s?[$€£]?({_UNSIGNED})(?:\s?/\s?({_UNSIGNED}))?\s?%?\.?")
-_IN_TEXT = re.compile(rf"(?:(?<![\w.)\]}}])[-−])?[$€£]?(?<![\w.]){_UNSIGNED}(?:/{_UNSIGNED})?(?![0-9])")
+_IN_TEXT = re.compile(
+    rf"(?:(?<![\w.)\]}}])[-−])?(?:(?:(?<![\w.])[0-9]{{1,20}} ?)?{_PLAIN_FRACTION}"
+    rf"|[$€£]?(?<![\w.]){_UNSIGNED}(?:/{_UNSIGNED})?(?![0-9]))"
+)
+_MIXED = re.compile(r"([-+]?)([0-9]{1,20})\s?\\[dt]?frac\{([0-9]{1,20})\}\{([0-9]{1,20})\}")
 _FRACTION = re.compile(r"\\[dt]?frac(?:\{([^{}]*)\}\{([^{}]*)\}|([0-9])([0-9]))")
 
 
 def read_number(text: str) -> Fraction | None:
     """The number that is *all* of `text`, exactly; None for any other text, and above 40 digits.
 
-    Reads 1,234 and $42, 42.0, 1e3, 1/2 and a LaTeX fraction of two numbers. A percent sign is dropped, as a unit is:
-    50% is 50, not 0.5.
+    Reads 1,234 and $42, 42.0, 1e3, 1/2, a LaTeX fraction of two numbers and a whole number before it. A percent sign is
+    dropped, as a unit is: 50% is 50, not 0.5.
     >>> [str(read_number(text)) for text in ("1,234", "-$42.50", "1/2", r"\\frac{1}{2}", "50%", "12 or 13")]
     ['1234', '-85/2', '1/2', '1/2', '50', 'None']
     """
@@ -198,7 +214,12 @@ def read_number(text: str) -> Fraction | None:
         return None
     for written, plain in (("−", "-"), ("{,}", ","), (r"\$", "$"), (r"\%", "%")):
         text = text.replace(written, plain)
-    match = _NUMBER.fullmatch(_FRACTION.sub(r"\1\3/\2\4", text.strip().strip("$")))
+    text = text.strip().strip("$")
+    mixed = _MIXED.fullmatch(text)
+    if mixed and int(mixed[4]):
+        value = int(mixed[2]) + Fraction(int(mixed[3]), int(mixed[4]))
+        return -value if mixed[1] == "-" else value
+    match = _NUMBER.fullmatch(_FRACTION.sub(r" \1\3/\2\4", text).strip())  # the space keeps 2 \frac12 from being 21/2
     if match is None:
         return None
     sign, above, below = match.groups()
@@ -212,7 +233,9 @@ def last_number(text: str) -> str | None:
     >>> last_number("So 3 + 4 = 7, or $1,234.50."), last_number("10-3"), last_number("It is -3"), last_number("none")
     ('$1,234.50', '3', '-3', None)
     """
-    return next(reversed(_IN_TEXT.findall(text[-READ_LAST:])), None)
+    if len(text) > READ_LAST:
+        text = re.sub(r"^[\w.,]+", "", text[-READ_LAST - 1 :])  # what is cut in two is no number
+    return next(reversed(_IN_TEXT.findall(text)), None)
 
 
 def last_boxed(text: str) -> str | None:

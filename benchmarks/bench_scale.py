@@ -48,7 +48,7 @@ AXES = {
     "layers": Axis("layers", (1, 2, 4, 8), 2),
     "width": Axis("width (D)", (16, 32, 64, 128, 256), 64, "the products grow with the square"),
     "memory_width": Axis("width of the memory network", (16, 32, 64, 128, 256), 32, "its products: with the square"),
-    "seeds": Axis("seeds side by side, a process each", (1, 2, 4), 1, "0: they do not hinder each other"),
+    "seeds": Axis("seeds side by side, a process each", (1, 2, 4), 1, "slope 0: no hindrance"),
 }
 
 

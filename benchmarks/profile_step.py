@@ -64,6 +64,9 @@ def table(spent: dict[str, float], calls: dict[str, float]) -> str:
     needed = flops(step_products(Work()))
     rate = needed / (spent["matrix products"] + spent["attention"]) / 1e6
     lines.append(f"{'all':42}{total:7.1f}{100:7.1f}{sum(calls.values()):8.0f}")
+    lines.append(
+        "(under PyTorch's profiler, which slows small operations most; bench_step.txt has the undisturbed time)"
+    )
     lines.append(f"products and attention do the floor's {needed / 1e9:.2f} GFLOP at {rate:.0f} GFLOP/s")
     return "\n".join(lines)
 

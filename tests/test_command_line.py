@@ -315,6 +315,18 @@ def test_running_out_of_memory_or_a_compiler_says_what_to_turn_down(cli, monkeyp
         cli(*on_pairs(tmp_path / "y"))
 
 
+def test_results_that_cannot_be_written_are_one_line(cli, monkeypatch, tmp_path):
+    """A disk that is full at the end: exit code 2, and the checkpoints are there to go on from."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "write", full)
+    code, _, lines = cli(*on_pairs(tmp_path / "x"))
+    assert code == 2 and len(lines) == 1 and "No space left on device" in lines[0]
+    assert list((tmp_path / "x").glob("checkpoint-*.pt"))
+
+
 @pytest.mark.parametrize(
     "given, message",
     [

@@ -586,3 +586,29 @@ def test_hostile_formulas_end_soon_and_are_wrong(said):
     begin = time.monotonic()
     assert not same_answer(said, "x+1")
     assert time.monotonic() - begin < 6
+
+
+# --- fractions that are not alone -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [(r"1\frac{1}{2}", "3/2"), (r"-1\frac{1}{2}", "-3/2"), (r"-\frac{3}{4}", "-3/4"), (r"1\frac{1}{0}", "None")],
+)
+def test_a_whole_number_before_a_fraction_is_added_to_it(text, value):
+    assert str(read_number(text)) == value
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        (r"The answer is $\frac{1}{2}$.", r"\frac{1}{2}"),
+        (r"So $-\frac{1}{2}$.", r"-\frac{1}{2}"),
+        (r"It takes 1\frac{1}{2} cups.", r"1\frac{1}{2}"),
+        ("123" + " " * 1998, None),
+        ("1 23" + " " * 1998, "23"),
+    ],
+)
+def test_the_last_number_is_all_of_it(text, found):
+    """A fraction is one number, not its denominator; a number that is cut at the front is none."""
+    assert last_number(text) == found

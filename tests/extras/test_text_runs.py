@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import json
 import re
+import shutil
 
 import pytest
 
@@ -257,7 +258,7 @@ def test_rows_hold_estimates_their_intervals_and_the_number_of_samples(folder, t
     rows = rows_of(out)
     assert {row["method"] for row in rows} == {"grpo", "grpo+iac+dlc"}
     for row in rows:
-        for name in ("pass@1", "pass@8", "distinct@8", "effective_modes", "retained_mass"):
+        for name in ("pass@1", "pass@8", "distinct@8"):
             low, value, high = (float(row[name + end]) for end in ("_low", "", "_high"))
             assert 0 <= low <= value <= high, name
         assert float(row["samples"]) == 8
@@ -299,9 +300,40 @@ def test_four_steps_are_two_a_resume_and_two(folder, tmp_path, more):
     assert not list(parts.glob("*-step2")) and not list(parts.glob("*.partial")), "old weights are left lying"
 
 
-def test_weights_that_are_gone_are_one_line(folder, tmp_path, capsys):
-    import shutil
+def test_what_was_saved_is_a_model_to_go_on_from(folder, tmp_path):
+    """Weights and tokenizer: a folder for `--policy hf:`; and what the model said last, to be read."""
+    out = tmp_path / "run"
+    assert command_line.main(flags(folder, out, "--methods", "grpo")) == 0
+    saved = out / "checkpoint-grpo-seed0-step2"
+    assert command_line.main(flags(saved, tmp_path / "more", "--methods", "grpo")) == 0
+    lines = (out / "completions-grpo-seed0.jsonl").read_text().splitlines()
+    said = [json.loads(line) for line in lines]
+    assert [row["prompt"] for row in said] == list(Sums().prompts)
+    assert all(row["step"] == 2 and row["right"] in (True, False) for row in said)
 
+
+def test_saving_a_step_twice_never_leaves_it_without_weights(folder, tmp_path, monkeypatch):
+    """The last step is saved at its evaluation and at the end: the second time nothing is moved."""
+    run = start_run(settings(folder), parse_method("grpo"), 0, "cpu")
+    path = tmp_path / "checkpoint-grpo-seed0.pt"
+    run.save_weights(path)
+    monkeypatch.setattr(text_runs, "save_model", lambda *_: pytest.fail("written again"))
+    run.save_weights(path)
+    assert (tmp_path / "checkpoint-grpo-seed0-step0").is_dir()
+
+
+def test_what_is_not_known_is_blank_and_not_0(folder, tmp_path):
+    """An untrained model is never right: no modes to count, and the table says so."""
+    out = tmp_path / "run"
+    assert command_line.main(flags(folder, out, "--methods", "grpo")) == 0
+    row = rows_of(out)[-1]
+    assert float(row["pass@1"]) == 0 and row["effective_modes"] == ""
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["grpo"]["heldout"]["effective_modes"] == {"mean": None, "low": None, "high": None}
+    assert command_line.main(["--resume", str(out), "--steps", "3"]) == 0
+
+
+def test_weights_that_are_gone_are_one_line(folder, tmp_path, capsys):
     out = tmp_path / "run"
     assert command_line.main(flags(folder, out, "--methods", "grpo")) == 0
     shutil.rmtree(out / "checkpoint-grpo-seed0-step2")
@@ -332,6 +364,9 @@ def test_a_dataset_is_trained_on(folder, dataset, tmp_path):
         (("--evaluation-samples", "7"), "--evaluation-samples is 7"),
         (("--memory-start", "elsewhere"), "fresh or reference or hf:FOLDER_OR_ID"),
         (("--max-new-tokens", "2"), "max_new_tokens is 2"),
+        (("--heldout", "3"), "--heldout is for --dataset"),
+        (("--dtype", "float16"), "give --lora-rank too"),
+        (("--task", "countdown", "--dataset", "x.jsonl"), "give one of them"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_written(folder, tmp_path, capsys, more, message):
@@ -340,6 +375,64 @@ def test_mistakes_are_one_line_before_anything_is_written(folder, tmp_path, caps
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (("--task", "countdown"), "take another model or task"),
+        (("--instruction", "Speak!"), "--instruction has no effect"),
+        (("--memory-start", "hf:elsewhere"), "give --memory-start fresh or reference"),
+    ],
+)
+def test_an_exported_toy_speaks_its_own_task_alone(toy_folder, tmp_path, capsys, more, message):
+    out = tmp_path / "run"
+    assert command_line.main(["--policy", f"hf:{toy_folder}", "--steps", "2", "--out", str(out), *more]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "template, message",
+    [
+        ("{{ raise_exception('a system turn is missing') }}", "a system turn is missing"),
+        ("{% for ", "take another model or task"),
+        ("{% if false %}x{% endif %}", "no token of the prompt"),
+        ("always the same", "two prompts have the same token ids"),
+    ],
+)
+def test_a_chat_template_that_does_not_work_is_one_line(folder, template, message):
+    tokenizer = make_tokenizer(template)
+    with pytest.raises(UserError, match=message):
+        text_runs.make_task(settings(folder), tokenizer, (0,), 464)
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 200_000, "two"])
+def test_a_config_of_an_impossible_size_is_one_line(folder, tmp_path, layers, capsys):
+    broken = tmp_path / "model"
+    shutil.copytree(folder, broken)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"num_hidden_layers": layers}))
+    assert command_line.main(flags(broken, tmp_path / "run")) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_model_that_stretches_its_positions_is_not_asked_for_texts_that_do_so(folder):
+    """With them, what lies in the cache and what is read at once would have other positions."""
+    config = transformers.LlamaConfig.from_pretrained(folder)
+    assert text_runs.longest_text(config) == config.max_position_embeddings
+    config.rope_parameters |= {"rope_type": "longrope", "original_max_position_embeddings": 100}
+    assert text_runs.longest_text(config) == 100
+
+
+def test_a_dataset_that_has_changed_is_not_gone_on_with(folder, dataset, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert command_line.main(flags(folder, out, "--dataset", str(dataset), "--methods", "grpo")) == 0
+    dataset.write_text(dataset.read_text().replace("5", "7"))
+    capsys.readouterr()
+    assert command_line.main(["--resume", str(out), "--steps", "4"]) == 2
+    assert "has changed since" in capsys.readouterr().err
 
 
 def test_a_broken_row_names_its_line_before_anything_is_trained(folder, dataset, tmp_path, capsys):
@@ -356,7 +449,7 @@ def test_the_size_of_a_step_is_said_before_it(folder):
     policy = start_run(chosen, parse_method("grpo"), 0, "cpu").policy
     trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
     total = sum(p.numel() for p in policy.parameters()) - trained
-    said = text_runs.prepare(chosen, [parse_method("grpo")])[2]
+    said = text_runs.prepare(chosen, [parse_method("grpo")], "cpu")[2]
     assert f"{total:,} parameters, {trained:,} of them trained" in said
     assert "2 prompts of up to" in said and "4 completions of up to 6 tokens each: 48 tokens drawn" in said
 
