@@ -330,8 +330,6 @@ def read_config(name: str) -> transformers.PretrainedConfig:
 
 def load_weights_and_config(name: str, dtype: torch.dtype | str) -> nn.Module:
     """A causal language model with all its weights from safetensors files. Raises UserError."""
-    if (Path(name) / "adapter_config.json").exists():
-        raise UserError(f"{name!r} is a LoRA adapter; load its base model with lora_rank, then load_weights from it")
     read_config(name)
     options = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True}
     with one_line(cannot_load("model", name)):

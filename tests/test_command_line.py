@@ -773,7 +773,7 @@ def test_a_config_that_cannot_be_rewritten_is_not_lost(folder, cli, monkeypatch)
     def full_disk(path, text, **_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full_disk)
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
     is_one_line(cli("--resume", folder), "--resume", "No space left")
     assert (folder / "config.json").read_bytes() == before
 

@@ -429,7 +429,7 @@ def a_larger_tokenizer(folder):
 
 
 DAMAGES = {
-    "no config": (lambda folder: remove(folder, "config.json"), "cannot load the model"),
+    "no config": (lambda folder: remove(folder, "config.json"), "cannot load the config"),
     "no weights": (lambda folder: remove(folder, "*.safetensors"), "cannot load the model"),
     "no tokenizer": (lambda folder: remove(folder, "token*"), "no tokenizer"),
     "half a tokenizer": (lambda folder: remove(folder, "tokenizer.json"), "cannot load the tokenizer"),
@@ -443,7 +443,7 @@ DAMAGES = {
     "own code": (own_code, "cannot load"),
     "classifier": (a_classifier, "not a causal language model"),
     "translator": (a_translator, "cannot load the model"),
-    "adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "is a LoRA adapter"),
+    "adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds LoRA adapters"),
     "no pad": (no_pad_at_all, "no padding, end or unknown token"),
     "larger tokenizer": (a_larger_tokenizer, "do not belong together"),
 }
