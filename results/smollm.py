@@ -92,25 +92,48 @@ def train(name: str, flags: list[str]) -> None:
 
 
 def overhead() -> None:
-    """Seconds a step with and without DLC: both methods in one process, a step each in turns."""
+    """Seconds of a step's parts with and without DLC, taken in turns on the same prompts, every group teaching."""
     torch.set_num_threads(available_cores())
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    settings = parse_settings(TRAIN)
-    runs = {name: text_runs.start_run(settings, minirlvr.parse_method(name), 0, device) for name in METHODS}
-    seconds = {name: [] for name in METHODS}
+    run = text_runs.start_run(parse_settings(TRAIN), minirlvr.parse_method("grpo+dlc"), 0, device)
+    prompts = list(run.task.train[: run.prompts_a_step])
+    tokens, G, T = (
+        encode_prompts(run.task, prompts).to(device),
+        run.settings.sampling.group_size,
+        run.task.max_new_tokens,
+    )
+    options = {"stops": run.task.stops, "pad": run.task.pad, "fixed_length": True}  # always T tokens: equal work
+    advantages, rewards = torch.randn(len(prompts), G, device=device), torch.ones(len(prompts), G, device=device)
+    batch = minirlvr.rollout(run.policy, tokens, G, T, run.generator, **options)
+    dlc = options | {"memory": run.memory, "mu": run.settings.calibration.mu}
+    parts = {
+        "rollout": lambda: minirlvr.rollout(run.policy, tokens, G, T, run.generator, **options),
+        "rollout with DLC": lambda: minirlvr.rollout(run.policy, tokens, G, T, run.generator, **dlc),
+        "memory's step": lambda: minirlvr.train_memory(run, batch, rewards),
+        "update": lambda: minirlvr.update_policy(run, batch, advantages, None),
+    }
+    seconds = {name: [] for name in parts}
     for _ in range(ROUNDS + 1):  # the first warms up
-        for name, run in runs.items():
+        for name, part in parts.items():
             began = time.perf_counter()
-            minirlvr.sampled_step(run)
+            part()
             if device == "cuda":
                 torch.cuda.synchronize()
             seconds[name].append(time.perf_counter() - began)
-    lines = [f"python results/smollm.py overhead: {ROUNDS} steps of each in turns, {device}, {available_cores()} cores"]
+    write_overhead({name: values[1:] for name, values in seconds.items()}, device)
+
+
+def write_overhead(seconds: dict[str, list[float]], device: str) -> None:
+    """Medians and quartiles of each part, and what DLC adds to a rollout and to a whole step."""
+    lines = [
+        f"python results/smollm.py overhead: {ROUNDS} rounds of each in turns, {device}, {available_cores()} cores"
+    ]
     for name, values in seconds.items():
-        low, middle, high = statistics.quantiles(values[1:], n=4)
-        lines.append(f"{name:14} {middle:6.2f} s a step (quartiles {low:.2f} to {high:.2f})")
-    ratio = statistics.median(b / a for a, b in zip(*(values[1:] for values in seconds.values()), strict=True))
-    lines.append(f"with IAC and DLC a step takes {ratio:.2f} times as long (median of pairs)")
+        low, middle, high = statistics.quantiles(values, n=4)
+        lines.append(f"{name:18} {middle:6.2f} s (quartiles {low:.2f} to {high:.2f})")
+    plain, bent, memory, update = (statistics.median(values) for values in seconds.values())
+    lines.append(f"a rollout with DLC takes {bent / plain:.2f} times as long as without")
+    lines.append(f"a step with DLC takes {(bent + memory + update) / (plain + update):.2f} times as long as without")
     out = ROOT / "results" / "smollm"
     out.mkdir(exist_ok=True)
     (out / "dlc_overhead.txt").write_text("\n".join(lines) + "\n")
