@@ -91,6 +91,16 @@ def tiny_policy(vocab_size: int = VOCAB, seed: int = 0, layers: int = 2) -> Poli
     return Policy(vocab_size, generator(seed), layers, width=16, heads=2)
 
 
+def step_by_step(policy, prompts, completions):
+    """(Q, G, T, V): as sampling reads them, one token of each completion at a time."""
+    logits, cache = policy.start(prompts, completions.shape[1])
+    found = [logits]
+    for t in range(completions.shape[2] - 1):
+        logits, cache = policy.step(completions[..., t], cache)
+        found.append(logits)
+    return torch.stack(found, 2)
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 

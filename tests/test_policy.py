@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import VOCAB, ConstantPolicy, generator, tiny_policy
+from conftest import VOCAB, ConstantPolicy, generator, step_by_step, tiny_policy
 
 from minirlvr import Policy, rollout, text_mask, token_logprobs
 from toy_tasks import PAD, STOP
@@ -39,16 +39,6 @@ def one_by_one(policy, prompts, completions):
             logits = policy(torch.cat((prompt, completion))[None])[0]  # (P + T, V)
             rows.append(logits[len(prompt) - 1 : -1])
     return torch.stack(rows).view(*completions.shape, -1)
-
-
-def step_by_step(policy, prompts, completions):
-    """(Q, G, T, V): as sampling reads them, one token of each completion at a time."""
-    logits, cache = policy.start(prompts, completions.shape[1])
-    found = [logits]
-    for t in range(completions.shape[2] - 1):
-        logits, cache = policy.step(completions[..., t], cache)
-        found.append(logits)
-    return torch.stack(found, 2)
 
 
 # --- padding and positions ------------------------------------------------------------------------------------------

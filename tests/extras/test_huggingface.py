@@ -16,7 +16,7 @@ import pytest
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 import torch
-from conftest import generator, tiny_policy
+from conftest import generator, step_by_step, tiny_policy
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -88,16 +88,6 @@ def one_by_one(policy, prompts, completions):
             text = torch.cat((prompt[-length:], completion))[None]  # (1, length + T)
             rows.append(policy.model(input_ids=text, use_cache=False).logits[0, length - 1 : -1])
     return torch.stack(rows).view(*completions.shape, -1)
-
-
-def step_by_step(policy, prompts, completions):
-    """(Q, G, T, V): as sampling reads them, one token of each completion at a time."""
-    logits, cache = policy.start(prompts, completions.shape[1])
-    found = [logits]
-    for t in range(completions.shape[2] - 1):
-        logits, cache = policy.step(completions[..., t], cache)
-        found.append(logits)
-    return torch.stack(found, 2)
 
 
 def gradients(policy, read, prompts, completions):
