@@ -1,7 +1,7 @@
 """How the cost of a step grows: one size at a time around the default work, a fresh process for each.
 
-    python benchmarks/bench_scale.py
-    python benchmarks/bench_scale.py --axes group_size width --rounds 21
+    python -m benchmarks.bench_scale
+    python -m benchmarks.bench_scale --axes group_size width --rounds 21
 
 The method is grpo+iac+dlc, the one that does everything. Slopes are of log time against log size between neighbouring
 sizes: 1 is linear, 0 free. Writes bench_scale.txt and bench_scale.png.
@@ -19,13 +19,11 @@ from typing import NamedTuple
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import minirlvr
 from benchmarks import timing
 from benchmarks.timing import Spread, spread
-from benchmarks.workload import Work, make_run, step
-from report import COLOURS
+from benchmarks.workload import Work, make_learner, step
+from lab.report import COLOURS
 
 METHOD = "grpo+iac+dlc"
 PARTS = (*timing.STEP_PARTS, "rest")
@@ -42,7 +40,7 @@ class Axis(NamedTuple):
 
 
 AXES = {
-    "group_size": Axis("completions of a prompt (G)", (2, 4, 8, 16, 32, 64), 8, "attention in its tree: the square"),
+    "group_size": Axis("completions of a prompt (G)", (2, 4, 8, 16, 32, 64), 8),
     "prompts": Axis("prompts (Q)", (4, 8, 16, 32, 64, 128), 32),
     "new_tokens": Axis("new tokens (T)", (2, 4, 8, 16, 32, 64), 8, "attention grows with the square"),
     "layers": Axis("layers", (1, 2, 4, 8), 2),
@@ -80,16 +78,16 @@ def peak_memory(device: str) -> float:
 
 
 def work_in_child(work: Work, seed: int, rounds: int, device: str) -> tuple[list[dict[str, float]], float, float]:
-    """Seconds of the parts of each step; peak memory, and how much of it the steps and their run added."""
+    """Seconds of the parts of each step; peak memory, and how much of it the steps and their learner added."""
     at_start = peak_memory(device)
-    run = make_run(work, METHOD, device, seed)
+    learner = make_learner(work, METHOD, device, seed)
     for _ in range(WARM_UP):
-        step(run)
+        step(learner)
     BARRIER[0].wait()
     rows = []
     for _ in range(rounds):
         with timing.timed_parts((minirlvr, timing.STEP_PARTS), device=device) as measured:
-            step(run)
+            step(learner)
         rows.append(measured.seconds)
     return rows, peak_memory(device), peak_memory(device) - at_start
 
@@ -202,7 +200,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES), help="what to vary")
     parser.add_argument("--points", type=timing.at_least_one, default=99, help="only so many sizes of each")
     options: argparse.Namespace = parser.parse_args(argv)
-    heading, curves = timing.heading(options.device, argv), {}
+    heading, curves = timing.heading("bench_scale", options.device, argv), {}
     for name in options.axes:
         sizes = AXES[name].sizes[: options.points]
         curves[name] = [measure(name, size, options.rounds, options.device) for size in sizes]

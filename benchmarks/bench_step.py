@@ -1,8 +1,8 @@
 """What one training step costs: minirlvr, Hugging Face in a plain loop and TRL's GRPOTrainer, on the same work.
 
-    python benchmarks/bench_step.py                      everybody, 1 thread and then 2
-    python benchmarks/bench_step.py --peers              minirlvr alone
-    python benchmarks/bench_step.py --device cuda --threads 1
+    python -m benchmarks.bench_step                      everybody, 1 thread and then 2
+    python -m benchmarks.bench_step --peers              minirlvr alone
+    python -m benchmarks.bench_step --device cuda --threads 1
 
 The contestants take turns, a step each (TRL a short burst), for many rounds in one process per number of threads: what
 else the machine does meanwhile falls on all of them alike. Writes bench_step.txt and bench_step.png.
@@ -20,14 +20,12 @@ from typing import NamedTuple
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from benchmarks import timing
 from benchmarks.contestants import TRL, HuggingFace, Ours
 from benchmarks.floor import Net, Speeds, flops, step_products
 from benchmarks.timing import Spread, clock, spread
 from benchmarks.workload import Work
-from report import COLOURS
+from lab.report import COLOURS
 
 PEERS = {"transformers": ("Hugging Face", HuggingFace), "trl": ("TRL GRPOTrainer", TRL)}
 BASE = "minirlvr grpo"  # what the ratios are to
@@ -36,6 +34,7 @@ FLAT = "minirlvr grpo, half flat"
 COMPILED = "minirlvr grpo, --compile"
 PARTS = (*timing.STEP_PARTS, "rest")
 WARM_UP = 3  # steps of each contestant before the clock counts
+VISIBLE = 1e-4  # seconds; a part that never takes as long is not shown
 
 
 class Timed(NamedTuple):
@@ -123,12 +122,18 @@ def measure(threads: int, rounds: int, peers: list[str], device: str, work: Work
                 values.append(measured.seconds.get(part, 0.0))
         if i % len(contestants) == 0:
             speeds.measure()
-    timed = {
-        name: Timed(spread(steps[name]), {part: spread(v) for part, v in parts[name].items() if any(v)})
-        for name in contestants
-    }
+    timed = {name: Timed(spread(steps[name]), spreads(parts[name])) for name in contestants}
     floors = {name: (*speeds.floors(needed), flops(needed)) for name, needed in products.items()}
     return Measured(threads, timed, skipped, sorted(missing), speeds.rate, floors)
+
+
+def spreads(parts: dict[str, list[float]]) -> dict[str, Spread]:
+    """Of the parts that can be seen: the memory's is none where a method has no memory.
+
+    >>> list(spreads({"update": [0.02, 0.03], "memory": [1e-6, 2e-6], "rest": []}))
+    ['update']
+    """
+    return {part: spread(seconds) for part, seconds in parts.items() if max(seconds, default=0) > VISIBLE}
 
 
 def in_own_process(*options) -> Measured:
@@ -218,7 +223,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-compile", action="store_true", help="leave out --compile, which needs a compiler")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="packages to compare with")
     options: argparse.Namespace = parser.parse_args(argv)
-    work, heading = Work(), timing.heading(options.device, argv)
+    work, heading = Work(), timing.heading("bench_step", options.device, argv)
     common = (options.rounds, options.peers, options.device, work, not options.no_compile)
     results = [in_own_process(threads, *common) for threads in options.threads]
     text = "\n\n".join([heading, explain(work, options.rounds), *map(table, results)])

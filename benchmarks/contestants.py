@@ -13,9 +13,8 @@ import torch.nn.functional as F
 
 import minirlvr
 from benchmarks.timing import STEP_PARTS, clock
-from benchmarks.workload import Checksum, Work, make_run, step
+from benchmarks.workload import Checksum, Work, make_learner, step
 from minirlvr import grpo_advantages
-from toy_tasks.exact import encode_prompts
 from toy_tasks.task import PAD, PAD_TEXT, STOP_TEXT
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched: every model here is made on the spot
@@ -25,20 +24,20 @@ class Ours:
     """minirlvr's own step."""
 
     def __init__(self, work: Work, method: str, device: str):
-        self.work, self.run = work, make_run(work, method, device)
-        self.policy_size = sum(p.numel() for p in self.run.policy.parameters())
+        self.work, self.learner = work, make_learner(work, method, device)
+        self.policy_size = sum(p.numel() for p in self.learner.policy.parameters())
         self.owner, self.parts = minirlvr, STEP_PARTS
 
     def step(self) -> None:
-        step(self.run)
+        step(self.learner)
 
     @property
     def tokens(self) -> int:
-        return round(self.run.window["length"][-1] * self.work.prompts * self.work.group_size)
+        return round(self.learner.logged["length"][-1] * self.work.prompts * self.work.group_size)
 
     @property
     def flat(self) -> float:
-        return self.run.window["flat_groups"][-1]
+        return self.learner.logged["flat_groups"][-1]
 
 
 def llama(work: Work, vocabulary: int):
@@ -75,8 +74,8 @@ class HuggingFace:
 
     def generate(self) -> torch.Tensor:
         """Prompts and completions (N, P+T)."""
-        prompts = encode_prompts(self.task, self.task.train).to(self.device)  # (Q, P)
-        rows = prompts.repeat_interleave(self.work.group_size, 0)  # (N, P)
+        prompts = self.task.encode_prompts(self.task.train).to(self.device)
+        rows = prompts.tokens.repeat_interleave(self.work.group_size, 0)  # (N, P)
         options = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "use_cache": True}
         options |= {"max_new_tokens": self.work.new_tokens, "attention_mask": torch.ones_like(rows)}
         return self.model.generate(rows, **options)

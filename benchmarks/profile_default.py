@@ -1,6 +1,6 @@
 """Where each second of the default command `python minirlvr.py` goes.
 
-    python benchmarks/profile_default.py
+    python -m benchmarks.profile_default
 
 First the whole command from outside, with an empty cache and again with a full one; then its pieces: the start of a
 process, the reference, the report, and one run of each method inside this process, its functions timed. Writes
@@ -24,20 +24,20 @@ from unittest import mock
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-import command_line
+import lab.run
 import minirlvr
-import report
 from benchmarks import timing
-from minirlvr import Settings, parse_method
+from lab import report
+from lab.command_line import Job
+from lab.reference import load_reference
+from lab.settings import Experiment, Settings, parse_method
 from toy_tasks import TASKS
 
 # What a worker process does: whose functions, and the part that each is charged to.
 WATCHED = (
-    (command_line, {"set-up": ("load_reference", "Run"), "checkpoint": ("save",)}),
-    (minirlvr, {**timing.STEP_PARTS, "evaluation": ("evaluate",)}),
-    (minirlvr.Run, {"checkpoint": ("state",)}),
+    (lab.run, {"set-up": ("load_reference", "Run")}),
+    (lab.run.Run, {"evaluation": ("evaluate",), "checkpoint": ("save",)}),
+    (minirlvr, timing.STEP_PARTS),
 )
 PARTS = ("set-up", *timing.STEP_PARTS, "evaluation", "checkpoint", "rest")
 
@@ -52,7 +52,7 @@ class Profile(NamedTuple):
 def profile_run(settings: Settings, method: str, device: str) -> Profile:
     """Do in this process what a worker process does for one method and seed, with the clock at its functions."""
     with tempfile.TemporaryDirectory() as folder:
-        job = command_line.Job(settings, parse_method(method), 0, Path(folder), device)
+        job = Job(settings, parse_method(method), 0, Path(folder), device)
         with timing.timed_parts(*WATCHED, device=device) as measured:
             job.run(lambda steps: None, lambda: False)
     return Profile(measured.seconds, measured.missing)
@@ -96,9 +96,9 @@ def rewrite_report(folder: Path) -> None:
 
 def once(settings: Settings, finished: Path) -> dict[str, float]:
     """What happens once in a command: name -> seconds. `finished` is the folder of a run; the cache must be empty."""
-    reference = command_line.load_reference, TASKS[settings.experiment.task](), settings.shape
+    reference = load_reference, TASKS[settings.experiment.task](), settings.shape
     bare = seconds_of(sys.executable, "-c", "")
-    imported = seconds_of(sys.executable, "-c", "import command_line, tyro, tqdm")
+    imported = seconds_of(sys.executable, "-c", "import lab.command_line, tyro")
     return {
         "Python itself": bare,
         "imports (PyTorch first of all)": imported - bare,
@@ -115,7 +115,7 @@ def profile_all(settings: Settings, methods: list[str], device: str) -> dict[str
     return {method: profile_run(settings, method, device) for method in methods}
 
 
-def short(settings: Settings) -> minirlvr.Experiment:
+def short(settings: Settings) -> Experiment:
     """Two steps, to warm up."""
     return dataclasses.replace(settings.experiment, steps=2, evaluate_every=1)
 
@@ -136,7 +136,7 @@ def run_table(profiles: dict[str, Profile], steps: int) -> str:
         f"evaluation's share of the runs' time: {100 * evaluation / sum(totals.values()):.1f} % (at most 5 wanted)"
     )
     missing = sorted({name for profile in profiles.values() for name in profile.missing})
-    return "\n".join(lines + [f"not found in minirlvr.py, so part of rest: {', '.join(missing)}"] * bool(missing))
+    return "\n".join(lines + [f"not found, so part of rest: {', '.join(missing)}"] * bool(missing))
 
 
 def whole_table(
@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=timing.RESULTS, help="folder for the table")
     options = parser.parse_args(argv)
-    heading = timing.heading(options.device, argv)
+    heading = timing.heading("profile_default", options.device, argv)
     torch.set_num_threads(1)
     experiment = dataclasses.replace(
         defaults.experiment, steps=options.steps, seeds=options.seeds, methods=tuple(options.methods)

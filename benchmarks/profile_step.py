@@ -1,22 +1,19 @@
 """Where the time of one grpo step goes, by kind of operation: why a step takes several times its arithmetic floor.
 
-    python benchmarks/profile_step.py
+    python -m benchmarks.profile_step
 
 One thread, the default work of workload.py, PyTorch's own profiler. Its overhead makes every operation a little slower
 than without it, small ones most. Writes profile_step.txt.
 """
 
 import sys
-from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 from benchmarks import timing
 from benchmarks.floor import flops, step_products
-from benchmarks.workload import Work, make_run, step
+from benchmarks.workload import Work, make_learner, step
 
 OTHERS = "add sub div pow sum mean rsqrt exp neg where _log_softmax clamp minimum isfinite"
 # Kind -> what the names of its operations begin with; the first that fits counts.
@@ -43,12 +40,12 @@ def kind_of(name: str) -> str:
 
 def profile_steps(steps: int) -> tuple[dict[str, float], dict[str, float]]:
     """Kind -> milliseconds a step, and calls a step."""
-    run = make_run(Work(), "grpo")
+    learner = make_learner(Work(), "grpo")
     for _ in range(3):
-        step(run)
+        step(learner)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         for _ in range(steps):
-            step(run)
+            step(learner)
     spent, calls = (dict.fromkeys((*KINDS, REST), 0.0) for _ in range(2))
     for event in recorded.key_averages():
         spent[kind_of(event.key)] += event.self_cpu_time_total / 1e3 / steps
@@ -75,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     """Profile, print, write. Returns the exit code."""
     options = timing.arguments(__doc__.splitlines()[0], rounds=20).parse_args(argv)
     torch.set_num_threads(1)
-    heading = timing.heading("cpu", argv)
+    heading = timing.heading("profile_step", "cpu", argv)
     timing.write_results(options.out, "profile_step", f"{heading}\n\n{table(*profile_steps(options.rounds))}")
     return 0
 

@@ -21,10 +21,10 @@ import torch
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "trl")
-# The parts of a step, and minirlvr's functions that each is made of. The rest of a step is charged to "rest".
+# The parts of a step, and minirlvr's functions that each is made of, for GRPO. All else is charged to "rest".
 STEP_PARTS = {
     "rollout": ("rollout",),
-    "rewards": ("verify", "estimate_advantages", "inverse_success_calibration"),
+    "rewards": ("verify", "penalise", "grpo_advantages", "inverse_success_calibration"),
     "memory": ("train_memory",),
     "update": ("update_policy",),
 }
@@ -160,14 +160,14 @@ def load() -> str:
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
-def heading(device: str = "cpu", argv: list[str] | None = None) -> str:
-    """What made a result: the command, the machine, the versions and the day."""
-    script, *flags = sys.argv if argv is None else [sys.argv[0], *argv]
+def heading(name: str, device: str = "cpu", argv: list[str] | None = None) -> str:
+    """What made a result: the command `name` with its flags, the machine, the versions and the day."""
+    flags = sys.argv[1:] if argv is None else argv
     gpu = f", {torch.cuda.get_device_name()}" if device == "cuda" else ""
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     return "\n".join(
         (
-            shlex.join(["python", f"benchmarks/{Path(script).name}", *flags]),
+            shlex.join(["python", "-m", f"benchmarks.{name}", *flags]),
             f"{cpu_name()}, {cores()} cores{gpu}; {platform.system()}, Python {platform.python_version()}, {versions}",
             f"{datetime.date.today()}; load average before: {load()}",
         )

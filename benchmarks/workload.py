@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import minirlvr
-from minirlvr import Calibration, Experiment, Policy, Run, Sampling, Settings, Shape, Update, parse_method
+from minirlvr import Calibration, Learner, Policy, Sampling, Update, fresh_memory
 from toy_tasks import Task
 
 
@@ -75,21 +75,27 @@ class Checksum(Task):
         return f"Write characters whose codes add up, with those of {prompt}, to an even number."
 
 
-def make_run(work: Work, method: str, device: str = "cpu", seed: int = 0) -> Run:
-    """A run of minirlvr that does this work in each `sampled_step`, from an untrained policy."""
-    task = Checksum(work)
-    settings = Settings(
-        experiment=Experiment(compile=work.compile),
-        sampling=Sampling(prompts=work.prompts, group_size=work.group_size, fixed_length=True),
-        update=Update(learning_rate=work.learning_rate),
-        calibration=Calibration(memory_width=work.memory_width),
-        shape=Shape(work.layers, work.width, work.heads),
-    )
+def make_learner(work: Work, method: str, device: str = "cpu", seed: int = 0) -> Learner:
+    """A learner that does this work in each `sampled_step`, from an untrained policy."""
+    task, calibration = Checksum(work), Calibration(memory_width=work.memory_width)
     generator = torch.Generator().manual_seed(seed)
-    reference = Policy(task.vocab_size, generator, work.layers, work.width, work.heads)
-    return Run(settings, parse_method(method), seed, reference, device, task)
+    policy = Policy(task.vocab_size, generator, work.layers, work.width, work.heads).to(device)
+    if work.compile:
+        policy.extend = torch.compile(policy.extend, dynamic=True)
+    estimator, *calibrations = method.split("+")
+    return Learner(
+        task,
+        policy,
+        estimator,
+        tuple(calibrations),
+        Sampling(prompts=work.prompts, group_size=work.group_size, fixed_length=True),
+        Update(learning_rate=work.learning_rate),
+        calibration,
+        seed,
+        memory=fresh_memory(task.vocab_size, calibration, seed, work.heads).to(device),
+    )
 
 
-def step(run: Run) -> None:
-    """One step of `run`. Looked up when called, so that a benchmark can time what is inside."""
-    minirlvr.sampled_step(run)
+def step(learner: Learner) -> None:
+    """One step. Looked up when called, so that a benchmark can time what is inside."""
+    minirlvr.sampled_step(learner)

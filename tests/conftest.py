@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from minirlvr import Policy, Settings, Shape, pretrain_reference
+from lab.reference import make_reference
+from lab.settings import Settings, Shape
+from minirlvr import Policy
 from toy_tasks import STOP, TASKS, Task
 from toy_tasks.task import draw_skewed
 
@@ -31,12 +33,12 @@ class ConstantPolicy(nn.Module):
     def at(self, t: int):
         return self.logits if self.logits.ndim == 1 else self.logits[t]
 
-    def forward(self, tokens):
+    def forward(self, texts):
         assert self.logits.ndim == 1, "where a completion begins is not known here"
-        return self.logits.expand(*tokens.shape, -1)
+        return self.logits.expand(*texts.tokens.shape, -1)
 
-    def start(self, prompts, group_size: int):
-        return self.at(0).expand(len(prompts), group_size, -1), 1
+    def start(self, prompts, group_size: int, length: int = 1):
+        return self.at(0).expand(len(prompts.tokens), group_size, -1), 1
 
     def step(self, tokens, cache: int):
         return self.at(cache).expand(*tokens.shape, -1), cache + 1
@@ -92,10 +94,11 @@ def tiny_policy(vocab_size: int = VOCAB, seed: int = 0, layers: int = 2) -> Poli
 
 
 def step_by_step(policy, prompts, completions):
-    """(Q, G, T, V): as sampling reads them, one token of each completion at a time."""
-    logits, cache = policy.start(prompts, completions.shape[1])
+    """(Q, G, T, V): as sampling reads them, one token of each completion at a time; prompts are Padded (Q, P)."""
+    _, G, T = completions.shape
+    logits, cache = policy.start(prompts, G, T - 1)
     found = [logits]
-    for t in range(completions.shape[2] - 1):
+    for t in range(T - 1):
         logits, cache = policy.step(completions[..., t], cache)
         found.append(logits)
     return torch.stack(found, 2)
@@ -127,7 +130,7 @@ def up_to_stop(ids: list[int]) -> list[int]:
 @pytest.fixture(scope="session")
 def pairs_reference() -> Policy:
     """A reference for `pairs`, right about half of the time."""
-    return pretrain_reference(Pairs(), Shape(layers=1, width=16, heads=2))
+    return make_reference(Pairs(), Shape(layers=1, width=16, heads=2))
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ eta sum_j c_j K[o', o_j], where K[o', o] = <grad log pi(o'|q'), grad log pi(o|q)
 (P1, arXiv 2601.15609, argues by the alignment of these gradients; the formula is textbook). Here K is computed, not
 estimated, and held against the step itself.
 
-A policy is a torch module from tokens (B, L), left-padded, to logits (B, L, V). Completions are anything that has
-`tokens` (R, L) and `scored` (R, L) bool, the tokens whose log-probabilities are summed: a `Listing`, or `Completions`.
+A policy is a torch module from `Padded` texts (B, L) to logits (B, L, V). Completions are anything that has `padded`
+(R, L) and `scored` (R, L) bool, the tokens whose log-probabilities are summed: a `Listing`, or `Completions`.
 
 Axes: R completions whose change is asked for, N completions that are stepped on, W parameters of the policy, Q queries.
 """
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from toy_tasks.exact import device_of
-from toy_tasks.task import Task
+from toy_tasks.exact import device_of, followed_by
+from toy_tasks.task import Padded, Task
 
 MAX_BYTES = 2 * 10**9
 VMAP_ROWS = 16  # gradients taken side by side
@@ -30,32 +30,42 @@ VMAP_ROWS = 16  # gradients taken side by side
 class Scorable(Protocol):
     """Completions behind their prompts."""
 
-    tokens: Tensor  # (R, L), left-padded
+    padded: Padded  # (R, L)
     scored: Tensor  # (R, L) bool: completion tokens up to the stop
 
 
 class Completions(NamedTuple):
     """Completions that are in no listing: a sampled batch, right and wrong."""
 
-    tokens: Tensor  # (R, L)
+    padded: Padded  # (R, L)
     scored: Tensor  # (R, L) bool
 
     @classmethod
-    def of(cls, prompts: Tensor, completions: Tensor, mask: Tensor) -> "Completions":
+    def of(cls, prompts: Padded, completions: Tensor, mask: Tensor) -> "Completions":
         """From prompts (Q, P), their completions (Q, G, T) and mask (Q, G, T); R = Q * G, prompt by prompt.
 
-        >>> batch = Completions.of(torch.tensor([[4, 13]]), torch.tensor([[[5, 1]]]), torch.tensor([[[True, True]]]))
-        >>> batch.tokens.tolist(), batch.scored.tolist()
+        >>> prompts = Padded.of(torch.tensor([[4, 13]]))
+        >>> batch = Completions.of(prompts, torch.tensor([[[5, 1]]]), torch.tensor([[[True, True]]]))
+        >>> batch.padded.tokens.tolist(), batch.scored.tolist()
         ([[4, 13, 5, 1]], [[False, False, True, True]])
         """
-        repeated = prompts.repeat_interleave(completions.shape[1], 0)  # (R, P)
-        tokens = torch.cat((repeated, completions.flatten(0, 1)), 1)
-        return cls(tokens, torch.cat((torch.zeros_like(repeated, dtype=torch.bool), mask.flatten(0, 1)), 1))
+        Q, G, _ = completions.shape
+        repeated = prompts.pick(torch.arange(Q, device=completions.device).repeat_interleave(G))  # (R, P)
+        scored = torch.cat((torch.zeros_like(repeated.real), mask.flatten(0, 1)), 1)
+        return cls(followed_by(repeated, completions.flatten(0, 1)), scored)
 
 
-def log_prob(policy: nn.Module, tokens: Tensor, scored: Tensor, temperature: float = 1.0) -> Tensor:
-    """log pi(completion | prompt) of each row: tokens and scored (B, L) -> (B,), in the policy's precision."""
-    each = (policy(tokens)[:, :-1] / temperature).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+class Bigram(nn.Embedding):
+    """The smallest policy there is, for examples: a row of logits for each last token. Weights (V, V)."""
+
+    def forward(self, texts: Padded) -> Tensor:
+        """(B, L) -> logits (B, L, V)."""
+        return super().forward(texts.tokens)
+
+
+def log_prob(policy: nn.Module, texts: Padded, scored: Tensor, temperature: float = 1.0) -> Tensor:
+    """log pi(completion | prompt) of each row: texts and scored (B, L) -> (B,), in the policy's precision."""
+    each = (policy(texts)[:, :-1] / temperature).log_softmax(-1).gather(-1, texts.tokens[:, 1:, None])[..., 0]
     return (each * scored[:, 1:]).sum(1)
 
 
@@ -70,8 +80,8 @@ def completion_gradients(
     In the parameters' precision, on their device; while it works it takes up to 4 times the memory of its result.
     Raises ValueError for a policy without trained parameters.
 
-    >>> batch = Completions(torch.tensor([[0, 1]]), torch.tensor([[False, True]]))
-    >>> policy = nn.Embedding.from_pretrained(torch.zeros(2, 2), freeze=False)  # a row of logits for each last token
+    >>> batch = Completions(Padded.of(torch.tensor([[0, 1]])), torch.tensor([[False, True]]))
+    >>> policy = Bigram.from_pretrained(torch.zeros(2, 2), freeze=False)
     >>> completion_gradients(policy, batch)  # d log pi(1 | 0) / d logits = onehot - pi, in row 0
     tensor([[-0.5000,  0.5000,  0.0000,  0.0000]])
     """
@@ -79,17 +89,18 @@ def completion_gradients(
     if not weights:
         raise ValueError("the policy has no parameters that are trained")
     device, dtype = device_of(policy), next(iter(weights.values())).dtype
-    tokens, scored = completions.tokens[rows].to(device), completions.scored[rows].to(device)
+    texts, scored = completions.padded.pick(rows).to(device), completions.scored[rows].to(device)
 
-    def one(weights, tokens, scored):
-        return log_prob(lambda t: functional_call(policy, weights, (t,)), tokens[None], scored[None], temperature)[0]
+    def one(weights, tokens, real, scored):
+        texts = Padded(tokens[None], real[None])
+        return log_prob(lambda t: functional_call(policy, weights, (t,)), texts, scored[None], temperature)[0]
 
     sizes = [w.numel() for w in weights.values()]
-    result = torch.empty(len(tokens), sum(sizes), dtype=dtype, device=device)
+    result = torch.empty(len(scored), sum(sizes), dtype=dtype, device=device)
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernels cannot be batched once more
-        for at in torch.arange(len(tokens)).split(VMAP_ROWS):
+        for at in torch.arange(len(scored)).split(VMAP_ROWS):
             part = slice(int(at[0]), int(at[-1]) + 1)
-            found = vmap(grad(one), in_dims=(None, 0, 0))(weights, tokens[part], scored[part])
+            found = vmap(grad(one), in_dims=(None, 0, 0, 0))(weights, *texts.pick(part), scored[part])
             for place, found_there in zip(result[part].split(sizes, 1), found.values(), strict=True):
                 place.copy_(found_there.flatten(1))
     return result
@@ -111,15 +122,15 @@ def coupling_kernel(
 
     Raises ValueError where `max_bytes` does not hold five gradients.
 
-    >>> batch = Completions(torch.tensor([[0, 0], [0, 1]]), torch.tensor([[False, True]]).expand(2, 2))
-    >>> coupling_kernel(nn.Embedding.from_pretrained(torch.zeros(2, 2), freeze=False), batch)
+    >>> batch = Completions(Padded.of(torch.tensor([[0, 0], [0, 1]])), torch.tensor([[False, True]]).expand(2, 2))
+    >>> coupling_kernel(Bigram.from_pretrained(torch.zeros(2, 2), freeze=False), batch)
     tensor([[ 0.5000, -0.5000],
             [-0.5000,  0.5000]], dtype=torch.float64)
     """
     size = block_rows(policy, max_bytes)
     symmetric = stepped is None
     stepped = completions if stepped is None else stepped
-    R, N = len(completions.tokens), len(stepped.tokens)
+    R, N = len(completions.scored), len(stepped.scored)
     kernel = torch.zeros(R, N, dtype=torch.float64)
     for rows in blocks(R, size):
         left = completion_gradients(policy, completions, rows, temperature)
@@ -205,9 +216,9 @@ def measured_change(
     """
     policy = copy.deepcopy(policy).double()
     device = device_of(policy)
-    stepped_tokens, stepped_scored = stepped.tokens.to(device), stepped.scored.to(device)
+    stepped_texts, stepped_scored = stepped.padded.to(device), stepped.scored.to(device)
     weights = [p for p in policy.parameters() if p.requires_grad]
-    objective = (coefficients.to(device) * log_prob(policy, stepped_tokens, stepped_scored, temperature)).sum()
+    objective = (coefficients.to(device) * log_prob(policy, stepped_texts, stepped_scored, temperature)).sum()
     direction = torch.autograd.grad(objective, weights)
     start = [w.detach().clone() for w in weights]
 
@@ -215,7 +226,7 @@ def measured_change(
     def after(step_size: float) -> Tensor:
         for w, at, d in zip(weights, start, direction, strict=True):
             w.copy_(at + step_size * d)
-        return log_prob(policy, completions.tokens.to(device), completions.scored.to(device), temperature).cpu()
+        return log_prob(policy, completions.padded.to(device), completions.scored.to(device), temperature).cpu()
 
     before = after(0.0)
     return torch.stack([after(step_size) - before for step_size in step_sizes])

@@ -1,6 +1,6 @@
 """What enumeration can say about a policy on a task: probabilities are summed here, never estimated.
 
-A policy is any callable from tokens (B, T), left-padded, to logits (B, T, V).
+A policy is any callable from `Padded` texts (B, T) to logits (B, T, V).
 
 Axes: Q prompts, M listed modes of one prompt (padded to the longest list), R listed modes of all prompts together,
 L tokens of a prompt and its longest completion, P tokens of the longest prompt.
@@ -8,29 +8,17 @@ L tokens of a prompt and its longest completion, P tokens of the longest prompt.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from toy_tasks import measures
-from toy_tasks.task import PAD, STOP, Task
+from toy_tasks.task import PAD, STOP, Padded, Task
 
-MEASURES = ("pass@1", "pass@8", "distinct@8", "effective_modes", "effective_classes", "retained_mass", "moderate")
-MEASURES += ("share_gained", "worst_drop", "pcmd", "support_kept", "support_gained", "support_lost")
+ExactPolicy = Callable[[Padded], Tensor]
 SUPPORT_THRESHOLD = 0.01  # a mode counts as within reach of the policy above this probability (our choice)
-
-
-def encode_prompts(task: Task, prompts: Sequence[str]) -> Tensor:
-    """Left-padded token ids (Q, P), P being the width that the task gives its batches.
-
-    >>> from toy_tasks import Sums
-    >>> encode_prompts(Sums(), ["9=", "12="]).tolist()
-    [[0, 11, 13], [3, 4, 13]]
-    """
-    width = task.prompt_width(prompts)
-    texts = [task.encode_prompt(prompt) for prompt in prompts]
-    return torch.tensor([[task.pad] * (width - len(text)) + text for text in texts])
 
 
 def batched(items: list, size: int) -> Iterator[list]:
@@ -40,6 +28,12 @@ def batched(items: list, size: int) -> Iterator[list]:
     [[1, 2], [3]]
     """
     return (items[i : i + size] for i in range(0, len(items), size))
+
+
+def followed_by(prompts: Padded, completions: Tensor) -> Padded:
+    """Each prompt (R, P) and its completion (R, T) as one text: (R, P + T). What pads a completion counts as text."""
+    texts = Padded.of(completions)
+    return Padded(*(torch.cat(pair, 1) for pair in zip(prompts, texts, strict=True)))
 
 
 class Listing:
@@ -63,25 +57,24 @@ class Listing:
         longest = max(map(len, texts))
         completions = torch.tensor([text + [PAD] * (longest - len(text)) for text in texts])
         lengths = torch.tensor([len(text) for text in texts])
-        prompt_tokens = encode_prompts(task, prompts)[self.slots[:, 0]]
-        self.tokens = torch.cat((prompt_tokens, completions), 1)  # (R, L)
-        self.scored = torch.zeros_like(self.tokens, dtype=torch.bool)  # (R, L): completion tokens up to the stop
+        self.padded = followed_by(task.encode_prompts(prompts).pick(self.slots[:, 0]), completions)  # (R, L)
+        self.scored = torch.zeros_like(self.padded.real)  # (R, L): completion tokens up to the stop
         self.scored[:, -longest:] = torch.arange(longest) < lengths[:, None]
 
-    def log_probs(self, policy: Callable[[Tensor], Tensor], temperature: float = 1.0) -> Tensor:
+    def log_probs(self, policy: ExactPolicy, temperature: float = 1.0) -> Tensor:
         """log pi(mode | prompt) of every listed mode, its stop included; (Q, M) float64, -inf where a row has no mode.
 
         One batched forward pass. Differentiable: it is the whole of the infinite-batch objective.
         """
-        tokens = self.tokens.to(device_of(policy))
-        logits = policy(tokens)[:, :-1].float() / temperature  # (R, L-1, V): position t scores token t+1
-        token_log_probs = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1).cpu().double()
+        texts = self.padded.to(device_of(policy))
+        logits = policy(texts)[:, :-1].float() / temperature  # (R, L-1, V): position t scores token t+1
+        token_log_probs = logits.log_softmax(-1).gather(-1, texts.tokens[:, 1:, None]).squeeze(-1).cpu().double()
         summed = (token_log_probs * self.scored[:, 1:]).sum(1)  # (R,)
         result = torch.full((len(self.counts), int(self.counts.max())), -math.inf, dtype=torch.float64)
         return result.index_put((self.slots[:, 0], self.slots[:, 1]), summed)
 
 
-def device_of(policy: Callable[[Tensor], Tensor]) -> torch.device:
+def device_of(policy: ExactPolicy) -> torch.device:
     """Where a policy's parameters lie; the processor for a plain function."""
     return next((p.device for p in getattr(policy, "parameters", list)()), torch.device("cpu"))
 
@@ -96,25 +89,24 @@ class Tree:
 
     def __init__(
         self,
-        policy: Callable[[Tensor], Tensor],
+        policy: ExactPolicy,
         task: Task,
         prompts: Sequence[str],
         min_mass: float = 1e-6,
         temperature: float = 1.0,
     ):
         self.task, self.prompts, self.temperature = task, list(prompts), temperature
-        self.prompt_tokens = encode_prompts(task, prompts)
+        self.prompt_texts = task.encode_prompts(prompts)  # (Q, P)
         nodes, cut = self._walk(policy, min_mass)
         inner = {node[:-1] for node in nodes + cut}  # (prompt index, *tokens) of every node with a node or a cut below
         ends = [node for node in nodes if node not in inner] + cut
-        P = self.prompt_tokens.shape[1]
-        self.tokens = torch.full((len(ends), P + task.max_new_tokens), PAD)  # (R, L)
+        completions = torch.full((len(ends), task.max_new_tokens), PAD)
         place = {}  # node -> (row, length): the first row that begins with it
         for row, (q, *tokens) in enumerate(ends):
-            self.tokens[row, :P] = self.prompt_tokens[q]
-            self.tokens[row, P : P + len(tokens)] = torch.tensor(tokens, dtype=torch.long)
+            completions[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.long)
             for length in range(len(tokens) + 1):
                 place.setdefault((q, *tokens[:length]), (row, length))
+        self.padded = followed_by(self.prompt_texts.pick([q for q, *_ in ends]), completions)  # (R, L)
         self.node_at = torch.tensor([place[node] for node in nodes])  # (K, 2): row and number of tokens
         self.cut_at = torch.tensor([place[node] for node in cut], dtype=torch.long).view(-1, 2)
         self.node_owner = torch.tensor([node[0] for node in nodes])  # (K,) prompt index
@@ -138,42 +130,42 @@ class Tree:
     def _children(self, policy, level: Sequence[tuple], min_mass: float) -> list[tuple]:
         """The prefixes one token longer, with their log-probability; stops are left to the parent."""
         prefixes = torch.tensor([node[1:] for node, _ in level], dtype=torch.long).view(len(level), -1)
-        tokens = torch.cat((self.prompt_tokens[[node[0] for node, _ in level]], prefixes), 1)
-        logits = policy(tokens.to(device_of(policy)))[:, -1].float() / self.temperature
+        texts = followed_by(self.prompt_texts.pick([node[0] for node, _ in level]), prefixes)
+        logits = policy(texts.to(device_of(policy)))[:, -1].float() / self.temperature
         last = logits.log_softmax(-1).cpu().double()
         log_mass = last + torch.tensor([mass for _, mass in level], dtype=torch.float64)[:, None]  # (rows, V)
         log_mass[:, STOP] = -math.inf
         found = (log_mass >= math.log(min_mass)).nonzero().tolist()
         return [((*level[row][0], token), log_mass[row, token].item()) for row, token in found]
 
-    def conditionals(self, policy: Callable[[Tensor], Tensor]) -> Tensor:
+    def conditionals(self, policy: ExactPolicy) -> Tensor:
         """log pi(token | prefix) at every position of every row: (R, L, V) float64. Differentiable."""
-        logits = policy(self.tokens.to(device_of(policy))).float() / self.temperature
+        logits = policy(self.padded.to(device_of(policy))).float() / self.temperature
         return logits.log_softmax(-1).cpu().double()
 
     def prefix_log_probs(self, conditionals: Tensor) -> Tensor:
         """log pi of the first 0, 1, ..., T completion tokens of each row: (R, T+1)."""
-        P = self.prompt_tokens.shape[1]
-        each = conditionals[:, P - 1 : -1].gather(-1, self.tokens[:, P:, None])[..., 0]  # (R, T)
+        P = self.prompt_texts.tokens.shape[1]
+        each = conditionals[:, P - 1 : -1].gather(-1, self.padded.tokens[:, P:, None])[..., 0]  # (R, T)
         return torch.cat((torch.zeros_like(each[:, :1]), each.cumsum(1)), 1)
 
-    def outcome_log_probs(self, policy: Callable[[Tensor], Tensor]) -> Tensor:
+    def outcome_log_probs(self, policy: ExactPolicy) -> Tensor:
         """log pi of every outcome, ended ones first: (O,) float64. Differentiable."""
         conditionals = self.conditionals(policy)
         prefix = self.prefix_log_probs(conditionals)
         row, length = self.node_at.T
-        ended = prefix[row, length] + conditionals[row, self.prompt_tokens.shape[1] - 1 + length, STOP]
+        ended = prefix[row, length] + conditionals[row, self.prompt_texts.tokens.shape[1] - 1 + length, STOP]
         return torch.cat((ended, prefix[self.cut_at[:, 0], self.cut_at[:, 1]]))
 
     def by_prompt(self, values: Tensor) -> Tensor:
         """Sum of one value per outcome over each prompt's outcomes: (O,) -> (Q,)."""
         return torch.zeros(len(self.prompts), dtype=values.dtype).index_add(0, self.owner, values)
 
-    def left_out(self, policy: Callable[[Tensor], Tensor]) -> Tensor:
+    def left_out(self, policy: ExactPolicy) -> Tensor:
         """Probability (Q,) of the completions that are not in the tree."""
         return 1 - self.by_prompt(self.outcome_log_probs(policy).exp())
 
-    def kl(self, policy: Callable[[Tensor], Tensor]) -> Tensor:
+    def kl(self, policy: ExactPolicy) -> Tensor:
         """KL(policy || the policy the tree was made of) per prompt: (Q,) float64, differentiable.
 
         Summed node by node, pi(prefix) KL(pi(. | prefix) || pi_ref(. | prefix)), so a pruned child still counts at
@@ -181,36 +173,68 @@ class Tree:
         """
         conditionals, fixed = self.conditionals(policy), self.reference  # (R, L, V)
         row, length = self.node_at.T
-        at = self.prompt_tokens.shape[1] - 1 + length
+        at = self.prompt_texts.tokens.shape[1] - 1 + length
         step = (conditionals[row, at].exp() * (conditionals[row, at] - fixed[row, at])).sum(-1)  # (K,)
         value = self.prefix_log_probs(conditionals)[row, length].exp() * step
         return torch.zeros(len(self.prompts), dtype=value.dtype).index_add(0, self.node_owner, value)
 
 
-def mode_measures(listing: Listing, probs: np.ndarray, reference_probs: np.ndarray) -> dict[str, np.ndarray]:
-    """Every measure of modes, one number a prompt: name -> (Q,). `probs` and `reference_probs` are (Q, M).
+class Modes(NamedTuple):
+    """What the measures are made of: exact probabilities of every listed mode, now and under the reference."""
 
-    The measures and their sources are in `measures.py`; `effective_classes` counts answers that differ by more
-    than the order of a sum or a product.
+    probs: np.ndarray  # (Q, M)
+    reference_probs: np.ndarray  # (Q, M)
+    class_of: np.ndarray  # (Q, M, classes), one-hot
+
+    @property
+    def mass(self) -> np.ndarray:
+        """Probability of being right, (Q,); a float64 sum of softmaxes may pass 1 by an ulp."""
+        return np.minimum(self.probs.sum(-1), 1.0)
+
+    @property
+    def support(self) -> measures.Support:
+        return measures.support(self.probs, self.reference_probs, SUPPORT_THRESHOLD)
+
+
+# Every measure of modes, in the order of the columns of metrics.csv. A new one is one more function of `Modes` that
+# gives one number a prompt; what each of them says, and its source, stands in `measures.py` and README's glossary.
+MEASURES: dict[str, Callable[[Modes], np.ndarray]] = {
+    "pass@1": lambda modes: modes.mass,
+    "pass@8": lambda modes: measures.pass_at_k_exact(modes.mass, 8),
+    "distinct@8": lambda modes: measures.distinct_at_k(modes.probs, 8),
+    "effective_modes": lambda modes: measures.effective_modes(modes.probs),
+    "effective_classes": lambda modes: measures.effective_modes(np.einsum("qm,qmc->qc", modes.probs, modes.class_of)),
+    "retained_mass": lambda modes: measures.retained_mass(modes.probs, modes.reference_probs),
+    "moderate": lambda modes: measures.moderate(modes.probs, modes.reference_probs),
+    "share_gained": lambda modes: measures.share_gained(modes.probs, modes.reference_probs),
+    "worst_drop": lambda modes: measures.worst_drop(modes.probs, modes.reference_probs),
+    "pcmd": lambda modes: measures.pcmd(modes.probs),
+    "support_kept": lambda modes: modes.support.kept,
+    "support_gained": lambda modes: modes.support.gained,
+    "support_lost": lambda modes: modes.support.lost,
+}
+
+
+def mode_measures(listing: Listing, probs: np.ndarray, reference_probs: np.ndarray) -> dict[str, np.ndarray]:
+    """Every measure of `MEASURES`, one number a prompt: name -> (Q,). `probs` and `reference_probs` are (Q, M)."""
+    modes = Modes(probs, reference_probs, listing.class_of)
+    return {name: measure(modes) for name, measure in MEASURES.items()}
+
+
+def exact_objective(
+    success: Tensor, kl: Tensor | None = None, beta: float = 0.0, normalize_std: bool = True, kl_in: str = "reward"
+) -> Tensor:
+    """What GRPO climbs with infinitely many completions, per prompt; `success` and `kl` (Q,) -> (Q,). Differentiable.
+
+    GRPO's expected update is the gradient of the success probability P over sqrt(P (1 - P)), the root held fixed. A KL
+    in the reward is divided with it (its own variance is left out of the root: our choice), a KL in the loss is not.
+    >>> exact_objective(torch.tensor([0.5, 0.5]), kl=torch.tensor([0.0, 0.1]), beta=1.0)
+    tensor([1.0000, 0.8000])
     """
-    mass = np.minimum(probs.sum(-1), 1.0)  # summed in float64; a sum of softmaxes may still pass 1 by an ulp
-    by_class = np.einsum("qm,qmc->qc", probs, listing.class_of)
-    support = measures.support(probs, reference_probs, SUPPORT_THRESHOLD)
-    return {
-        "pass@1": mass,
-        "pass@8": measures.pass_at_k_exact(mass, 8),
-        "distinct@8": measures.distinct_at_k(probs, 8),
-        "effective_modes": measures.effective_modes(probs),
-        "effective_classes": measures.effective_modes(by_class),
-        "retained_mass": measures.retained_mass(probs, reference_probs),
-        "moderate": measures.moderate(probs, reference_probs),
-        "share_gained": measures.share_gained(probs, reference_probs),
-        "worst_drop": measures.worst_drop(probs, reference_probs),
-        "pcmd": measures.pcmd(probs),
-        "support_kept": support.kept,
-        "support_gained": support.gained,
-        "support_lost": support.lost,
-    }
+    deviation = (success * (1 - success)).clamp(min=0).sqrt().detach() + 1e-6 if normalize_std else 1.0
+    if kl is None:
+        return success / deviation
+    return (success - beta * kl) / deviation if kl_in == "reward" else success / deviation - beta * kl
 
 
 def finite_batch_optimum(

@@ -1,4 +1,4 @@
-"""What each of P2's regimes aims at, exactly: the best distribution over the completions of a reference.
+"""P2's rewards, and what each aims at, exactly: the best distribution over the completions of a reference.
 
 P2 (arXiv 2604.16259) gives one objective and four regimes. With l_ref and l the summed log-probabilities of a
 completion under the reference and the policy, r its reward and b = 1 / beta, a completion is worth
@@ -8,22 +8,23 @@ completion under the reference and the policy, r its reward and b = 1 / beta, a 
     temper   (alpha - 1) l_ref + l_ref - l            best: pi_ref^alpha / Z
     tilt     r + ((alpha - 1) l_ref + l_ref - l) / b  best: pi_ref^alpha exp(b r) / Z
 
-No policy is trained here: a target is arithmetic on the outcomes of an `exact.Tree` of the reference. What the tree
-left out is missing from the target too, and `missing_share` bounds it. For alpha < 1 that is often nearly all: there
-`sampled_temper_summary` estimates the target with an error instead.
+No policy is trained here. `sharpening_reward` is the table's middle column. Its right one, a target, is arithmetic on
+the outcomes of an `exact.Tree` of the reference: what the tree left out is missing from the target too, and
+`missing_share` bounds it. For alpha < 1 that is often nearly all: there `sampled_temper_summary` estimates the target
+with an error instead.
 
 Axes: Q prompts, O outcomes of all prompts together; `owner` (O,) holds the prompt index of each, as `Tree.owner` does.
 Log-probabilities are natural, lengths are tokens with the stop. Everything is float64.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from toy_tasks.exact import device_of, encode_prompts
+from toy_tasks.exact import ExactPolicy, device_of, followed_by
 from toy_tasks.task import PAD, STOP, Task
 
 REGIMES = ("task", "sharpen", "temper", "tilt")
@@ -51,25 +52,73 @@ def _log_sum_exp(log_values: Tensor, owner: Tensor) -> Tensor:
 
 def _check(regime: str, alpha: float, beta_inverse: float) -> None:
     if regime not in REGIMES:
-        raise ValueError(f"unknown regime {regime!r}: choose from {', '.join(REGIMES)}")
+        raise ValueError(f"unknown regime {regime!r}; choose one of {', '.join(REGIMES)}")
     if not 0 <= alpha < math.inf or (regime == "sharpen" and alpha == 0):
         raise ValueError(f"alpha is {alpha!r}: it must be finite and not below 0, and above 0 for sharpen")
     if not 0 <= beta_inverse < math.inf:
         raise ValueError(f"beta_inverse is {beta_inverse!r}: it must be finite and not below 0; its limit is task")
 
 
-def _divisor(lengths: Tensor | float | None, normalize: str, length_power: float) -> Tensor | float:
-    """What the reference's log-probability is divided by."""
+def _likelihood(
+    log_probs: Tensor | float, lengths: Tensor | float | None, normalize: Normalize, length_power: float
+) -> Tensor | float:
+    """The reference's summed log-probability as alpha multiplies it: a sum, per token or per token^length_power."""
     powers = {"sum": 0.0, "mean": 1.0, "weighted": length_power}
     if normalize not in powers:
-        raise ValueError(f"unknown normalize {normalize!r}: choose from {', '.join(powers)}")
-    if not 0 <= length_power <= 1:
-        raise ValueError(f"length_power is {length_power!r}: it must be from 0 (sum) to 1 (mean)")
+        raise ValueError(f"unknown normalize {normalize!r}; choose one of {', '.join(powers)}")
     if normalize == "sum":
-        return 1.0
+        return log_probs
     if lengths is None:
         raise ValueError(f"normalize {normalize!r} divides by a power of the lengths: give them")
-    return lengths ** powers[normalize]
+    if not length_power >= 0:
+        raise ValueError(f"length_power is {length_power!r}: it must not be below 0 (sum); 1 is mean")
+    return log_probs / lengths ** powers[normalize]
+
+
+def _target_likelihood(log_probs, lengths, normalize: Normalize, length_power: float) -> Tensor | float:
+    """The same for targets, whose bounds hold between sum and mean only."""
+    if not 0 <= length_power <= 1:
+        raise ValueError(f"length_power is {length_power!r}: it must be from 0 (sum) to 1 (mean)")
+    return _likelihood(log_probs, lengths, normalize, length_power)
+
+
+# --- the reward that a policy climbs --------------------------------------------------------------------------------
+
+
+def sharpening_reward(
+    regime: str,
+    rewards: Tensor,
+    logprobs: Tensor,
+    reference_logprobs: Tensor,
+    lengths: Tensor,
+    alpha: float = 1.0,
+    beta_inverse: float = 0.0,
+    normalize: Normalize = "sum",
+    length_power: float = 0.5,
+) -> Tensor:
+    """P2's reward of each completion, (Q, G): what climbing it on average ends in is `target_log_probs`.
+
+    rewards (bool or float), logprobs and reference_logprobs (l and l_ref, *summed* over a completion's tokens) and
+    lengths (tokens) are (Q, G). l is detached. Only the l_ref that alpha multiplies is normalised: "mean" divides it
+    by the length, "weighted" by length^length_power. Raises ValueError for an unknown regime or normalisation, alpha or
+    length_power out of range, and, with tilt, beta_inverse <= 0.
+
+    >>> r, l = torch.tensor([[1.0, 0.0]]), torch.tensor([[-4.0, -2.0]])
+    >>> sharpening_reward("tilt", r, l, l, torch.tensor([[4, 2]]), alpha=2.0, beta_inverse=2.0)
+    tensor([[-1., -1.]])
+    """
+    _check(regime, alpha, beta_inverse)
+    if regime == "task":
+        return rewards.float()
+    likelihood = _likelihood(reference_logprobs, lengths.clamp(min=1), normalize, length_power)
+    if regime == "sharpen":
+        return alpha * likelihood
+    temper = (alpha - 1) * likelihood + reference_logprobs - logprobs.detach()
+    if regime == "temper":
+        return temper
+    if not beta_inverse > 0:
+        raise ValueError(f"beta_inverse is {beta_inverse}: tilt divides by it, so it must be above 0")
+    return rewards + temper / beta_inverse
 
 
 # --- targets --------------------------------------------------------------------------------------------------------
@@ -126,7 +175,7 @@ def target_log_probs(
     """
     _check(regime, alpha, beta_inverse)
     reference, rewards = reference_log_probs.double(), rewards.double()
-    likelihood = reference / _divisor(lengths, normalize, length_power)
+    likelihood = _target_likelihood(reference, lengths, normalize, length_power)
     if regime in ("task", "sharpen"):
         worth = rewards if regime == "task" else likelihood
         return condition(reference, owner, keep=worth == _max(worth, owner)[owner])
@@ -180,8 +229,10 @@ def missing_share(
     """
     _check(regime, alpha, beta_inverse)
     reference, rewards, left_out = reference_log_probs.double(), rewards.double(), left_out.double().clamp(min=0)
-    likelihood = reference / _divisor(lengths, normalize, length_power)
-    most = math.log(min_mass) / _divisor(float(max_length), normalize, length_power)  # no pruned likelihood is above
+    likelihood = _target_likelihood(reference, lengths, normalize, length_power)
+    most = _target_likelihood(
+        math.log(min_mass), float(max_length), normalize, length_power
+    )  # no pruned likelihood is above
     if regime == "sharpen":
         return (_max(likelihood, owner) < most).double() * (left_out > 0)
     if regime == "task":
@@ -223,7 +274,7 @@ def target_summary(log_probs: Tensor, rewards: Tensor, lengths: Tensor, owner: T
 
 @torch.no_grad()
 def sampled_temper_summary(
-    policy: Callable[[Tensor], Tensor],
+    policy: ExactPolicy,
     task: Task,
     prompts: Sequence[str],
     alpha: float,
@@ -239,7 +290,7 @@ def sampled_temper_summary(
     Raises ValueError for alpha <= 0 or not finite and for samples < 2.
 
     >>> from toy_tasks import Sums
-    >>> even = lambda tokens: torch.zeros(*tokens.shape, 14)
+    >>> even = lambda texts: torch.zeros(*texts.tokens.shape, 14)
     >>> summary = sampled_temper_summary(even, Sums(), ["12="], alpha=1.0, samples=8)
     >>> round(summary["effective_samples"].item(), 6)  # nothing to correct
     8.0
@@ -247,17 +298,18 @@ def sampled_temper_summary(
     if not 0 < alpha < math.inf or samples < 2:
         raise ValueError(f"needs 0 < alpha < infinity and samples >= 2, got alpha = {alpha!r}, samples = {samples!r}")
     generator, shape = torch.Generator().manual_seed(seed), (len(prompts), samples)
-    tokens = encode_prompts(task, prompts).repeat_interleave(samples, 0)  # (N, P)
-    going, (log_weights, log_probs, lengths) = torch.ones(len(tokens)).bool(), torch.zeros(3, len(tokens)).double()
+    rows = torch.arange(len(prompts)).repeat_interleave(samples)  # (N,)
+    texts = task.encode_prompts(prompts).pick(rows)  # (N, P)
+    going, (log_weights, log_probs, lengths) = torch.ones(len(rows)).bool(), torch.zeros(3, len(rows)).double()
     for _ in range(task.max_new_tokens):
-        logits = policy(tokens.to(device_of(policy)))[:, -1].log_softmax(-1).cpu().double()  # (N, V)
+        logits = policy(texts.to(device_of(policy)))[:, -1].log_softmax(-1).cpu().double()  # (N, V)
         drawn = torch.multinomial((alpha * logits).softmax(-1), 1, generator=generator)  # (N, 1)
         log_weights += going * (alpha * logits).logsumexp(-1)
         log_probs += going * logits.gather(-1, drawn)[:, 0]
         lengths += going
-        tokens = torch.cat((tokens, drawn.masked_fill(~going[:, None], PAD)), 1)
+        texts = followed_by(texts, drawn.masked_fill(~going[:, None], PAD))
         going &= drawn[:, 0] != STOP
-    said = [task.decode(ids) for ids in tokens[:, -task.max_new_tokens :].tolist()]
+    said = [task.decode(ids) for ids in texts.tokens[:, -task.max_new_tokens :].tolist()]
     rewards = (
         torch.tensor([task.verify(prompts[i // samples], text) for i, text in enumerate(said)]).double().view(shape)
     )

@@ -9,12 +9,65 @@ import functools
 import random
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 PAD, STOP = 0, 1  # token ids of their own: a padding id that is also the stop id hides the stop from training
 STOP_TEXT = "."
 PAD_TEXT = "_"
 READ_LAST = 2000  # characters of a talkative model's text that are searched for its answer
 SIGNS = {"×": "*", "·": "*", "⋅": "*", "−": "-", "÷": "/", r"\times": "*", r"\cdot": "*"}
+
+
+class UserError(ValueError):
+    """A mistake of the user's: printed as one line, exit code 2."""
+
+
+class Padded(NamedTuple):
+    """Texts of different lengths in one tensor, padded at the left, and what of it is text."""
+
+    tokens: Tensor  # (Q, P)
+    real: Tensor  # (Q, P) bool: text, not padding
+
+    @classmethod
+    def of(cls, tokens: Tensor) -> "Padded":
+        """Texts (Q, P) of one length, without padding."""
+        return cls(tokens, torch.ones_like(tokens, dtype=torch.bool))
+
+    def pick(self, rows) -> "Padded":
+        """The texts `rows` (a slice, indices or a (Q,) bool)."""
+        return Padded(self.tokens[rows], self.real[rows])
+
+    def to(self, device) -> "Padded":
+        return Padded(self.tokens.to(device), self.real.to(device))
+
+
+def left_pad(texts: Sequence[Sequence[int]], width: int = 0) -> Padded:
+    """Token ids of texts as one batch, as wide as the longest of them and at least `width`.
+
+    >>> left_pad([[11, 13], [3, 4, 13]])
+    Padded(tokens=tensor([[ 0, 11, 13],
+            [ 3,  4, 13]]), real=tensor([[False,  True,  True],
+            [ True,  True,  True]]))
+    """
+    width = max([width, *map(len, texts)])
+    tokens = torch.tensor([[PAD] * (width - len(text)) + list(text) for text in texts], dtype=torch.long)
+    real = torch.tensor([[False] * (width - len(text)) + [True] * len(text) for text in texts], dtype=torch.bool)
+    return Padded(tokens.view(len(texts), width), real.view(len(texts), width))
+
+
+def check_rewards(rewards: Tensor, prompts: Sequence[str]) -> None:
+    """Refuse rewards (Q, G) that are NaN or infinite, before they reach a mean; names the prompt.
+
+    >>> check_rewards(torch.tensor([[1.0, float("nan")]]), ["12="])
+    Traceback (most recent call last):
+    ValueError: prompt '12=' has the rewards [1.0, nan]; a reward must be a finite number
+    """
+    for prompt, row in zip(prompts, rewards, strict=True):
+        if not row.isfinite().all():
+            raise ValueError(f"prompt {prompt!r} has the rewards {row.tolist()}; a reward must be a finite number")
 
 
 class Task(abc.ABC):
@@ -29,7 +82,7 @@ class Task(abc.ABC):
     pretraining_steps: int  # batches of 256 that give the reference its 30-60 % and every mode
     train: tuple[str, ...]  # prompts that RL trains on
     heldout: tuple[str, ...]  # prompts the reference knows just as well, and RL never sees
-    pad: int = PAD  # fills prompts up at the left, and completions behind their stop
+    pad: int = PAD  # fills completions up behind their stop
     stops: tuple[int, ...] = (STOP,)  # any of these ends a completion
 
     @abc.abstractmethod
@@ -74,6 +127,15 @@ class Task(abc.ABC):
     def prompt_width(self, prompts: Sequence[str]) -> int:
         """Tokens that a batch of `prompts` is padded to: the longest of the task, so that every batch has one width."""
         return max(map(len, self.prompts))
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Padded:
+        """A batch of prompts, (Q, P), P being the width that the task gives its batches.
+
+        >>> from toy_tasks import Sums
+        >>> Sums().encode_prompts(["9=", "12="]).tokens.tolist()
+        [[0, 11, 13], [3, 4, 13]]
+        """
+        return left_pad([self.encode_prompt(prompt) for prompt in prompts], self.prompt_width(prompts))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; "." is the stop. Raises ValueError for a character outside the vocabulary.

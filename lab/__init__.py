@@ -1,0 +1,1 @@
+"""Around the lesson: settings, flags, runs that are measured and kept, folders, processes, tables and pictures."""

@@ -1,0 +1,1 @@
+"""Language models of transformers on minirlvr.py's loop: policies, tasks, measures. Needs requirements-hf.txt."""

@@ -1,0 +1,1 @@
+"""Four lessons; what they draw with (`drawing`), and the checkers of their exercises."""
