@@ -4,6 +4,8 @@ GRPO makes a policy right more often and, often, right in only one way: its othe
 are a small policy, one training step of GRPO and its relatives, and P1's two calibrations against that loss: IAC on the
 advantages, DLC on the sampling, with the memory network that DLC samples against.
 
+    >>> import torch
+    >>> from minirlvr import Learner, Policy, sampled_step
     >>> from toy_tasks import Sums, pretrain
     >>> policy = Policy(Sums().vocab_size, torch.Generator().manual_seed(0))
     >>> pretrain(policy, Sums(), steps=100)  # "12=" -> "5+7": a third of its answers are right now, in many ways
@@ -17,7 +19,7 @@ What GRPO has elsewhere and this file leaves out, and why:
 - a critic and GAE: that a group is its own baseline is the point of GRPO;
 - a reward model and rewards for format: a verifier says right or wrong, and the toy worlds have one format;
 - other engines and machines for sampling, stale weights, mixed precision: with 100,000 parameters they would only hide
-  the lesson, and without them the ratio of the first update is exactly 1;
+  the lesson, and without them the ratio of the first update is 1, but for rounding;
 - schedules, warm-up, weight decay: one constant rate makes methods comparable and lets a run be lengthened.
 KL, entropy bonus and several epochs are dials, off by default. What stands around a step is in other rooms: the worlds
 and sums over their modes in `toy_tasks/`, flags, files and measuring in `lab/`, real models in `language_models/`.
@@ -41,7 +43,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from toy_tasks import PAD, STOP, Padded, Task, UserError, check_rewards
+from toy_tasks import PAD, STOP, Padded, Task, UserError
 from toy_tasks.exact import finite_batch_optimum
 from toy_tasks.measures import pass_at_k
 from toy_tasks.ranges import Count, Range, Rate, Share, Weight, choose
@@ -343,13 +345,8 @@ def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
 
 def verify(task: Task, prompts: list[str], batch: Rollout) -> Tensor:
     """Rewards (Q, G) of a batch: what the verifier of the task says of each completion."""
-    groups = zip(prompts, batch.completions.tolist(), batch.mask.sum(-1).tolist(), strict=True)
-    rewards = []
-    for prompt, completions, lengths in groups:
-        texts = (task.decode(ids[:length]) for ids, length in zip(completions, lengths, strict=True))
-        rewards.append([float(task.verify(prompt, text)) for text in texts])
-    check_rewards(torch.tensor(rewards), prompts)
-    return torch.tensor(rewards, device=batch.prompts.device)
+    texts = batch.completions.tolist(), batch.mask.sum(-1).tolist()
+    return task.rewards(prompts, *texts).to(batch.prompts.device)
 
 
 # === Advantages: rewards (Q, G) -> advantages (Q, G). A group with one reward for all has advantage 0. ===
@@ -518,15 +515,13 @@ def token_weights(mask: Tensor, aggregate: Literal["sequence", "token", "constan
             [0.5000, 0.0000]])
     """
     mask = mask.float()
-    match aggregate:
-        case "sequence":
-            lengths = mask.sum(-1, keepdim=True)
-            return mask / lengths.clamp(min=1) / (lengths > 0).sum().clamp(min=1)
-        case "token":
-            return mask / mask.sum().clamp(min=1)
-        case "constant":
-            return mask / mask.shape[-1] / max(mask[..., 0].numel(), 1)
-    raise ValueError(f"unknown aggregate {aggregate!r}; choose sequence, token or constant")
+    lengths = mask.sum(-1, keepdim=True)
+    weights = {
+        "sequence": mask / lengths.clamp(min=1) / (lengths > 0).sum().clamp(min=1),
+        "token": mask / mask.sum().clamp(min=1),
+        "constant": mask / mask.shape[-1] / max(lengths.numel(), 1),
+    }
+    return choose("aggregate", aggregate, weights)
 
 
 def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level: str = "token") -> Tensor:
@@ -582,14 +577,7 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, kind: Literal["k1"
     tensor([0.1250])
     """
     d = (logprobs.float() - reference_logprobs.float()).clamp(-60, 60)
-    match kind:
-        case "k1":
-            return d
-        case "k2":
-            return d**2 / 2
-        case "k3":
-            return torch.expm1(-d) + d
-    raise ValueError(f"unknown KL estimator {kind!r}; choose k1, k2 or k3")
+    return choose("KL estimator", kind, {"k1": d, "k2": d**2 / 2, "k3": torch.expm1(-d) + d})
 
 
 def entropy(logits: Tensor) -> Tensor:

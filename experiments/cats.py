@@ -7,7 +7,7 @@ right that often: small groups are flat more often and so learn more slowly, and
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -211,7 +211,9 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
+    if arguments:
+        sys.exit("usage: python -m experiments.cats")
     torch.set_num_threads(1)
     found = histories()
     rows = rows_of(found)
@@ -231,4 +233,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

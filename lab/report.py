@@ -200,7 +200,7 @@ def draw_curves(axis, rows: list[dict], split: str, measure: str, ceiling: float
 
 
 def main(folders: list[str]) -> int:
-    if not folders:
+    if not folders or folders[0].startswith("-"):
         print("report: name a run folder: python -m lab.report runs/NAME", file=sys.stderr)
         return 2
     for folder in map(Path, folders):

@@ -128,6 +128,22 @@ class Task(abc.ABC):
         """Tokens that a batch of `prompts` is padded to: the longest of the task, so that every batch has one width."""
         return max(map(len, self.prompts))
 
+    def rewards(self, prompts: Sequence[str], completions: list, lengths: list) -> Tensor:
+        """1 for each right completion, else 0: (Q, G). Token ids (Q, G, T) as lists, of which `lengths` (Q, G) count.
+
+        Raises ValueError for a verifier whose answer is not a finite number.
+        >>> from toy_tasks import Sums
+        >>> Sums().rewards(["9="], [[[3, 12, 10, 1], [3, 12, 9, 1]]], [[4, 4]])
+        tensor([[1., 0.]])
+        """
+        rows = []
+        for prompt, group, counts in zip(prompts, completions, lengths, strict=True):
+            texts = [self.decode(ids[:count]) for ids, count in zip(group, counts, strict=True)]
+            rows.append([float(self.verify(prompt, text)) for text in texts])
+        rewards = torch.tensor(rows)
+        check_rewards(rewards, prompts)
+        return rewards
+
     def encode_prompts(self, prompts: Sequence[str]) -> Padded:
         """A batch of prompts, (Q, P), P being the width that the task gives its batches.
 
