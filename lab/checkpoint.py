@@ -53,7 +53,7 @@ def is_row(row, method: str, seed: int, measures: Collection[str]) -> bool:
     if not isinstance(row, dict) or set(row) != {*HEAD, *numbers}:
         return False
     head = (row["method"], row["seed"]) == (method, seed) and row["split"] in SPLITS
-    blank = {*LOG, *(measures if "samples" in measures else ())}
+    blank = {*LOG, *(measures if "samples" in measures else set(measures).difference(MEASURES))}
     logged = all(type(row[name]) in (int, float) or (name in blank and row[name] == "") for name in numbers)
     return head and type(row["step"]) is int and logged
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from lab.files import replace_file
 from toy_tasks.measures import interval
 
-TABLE = ("pass@1", "pass@8", "distinct@8", "effective_modes", "retained_mass", "share_gained", "turning_step")
+TABLE = ("pass@1", "pass@8", "distinct@8", "effective_modes", "retained_mass", "share_gained", "R", "turning_step")
 TITLES = {"train": "trained prompts", "heldout": "held-out prompts"}
 # Okabe and Ito's colours, told apart with every common form of colour-blindness; then again, dashed.
 COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2", "#009E73", "#CC79A7", "#000000")
@@ -108,7 +108,10 @@ def table(summary: dict, rows: list[dict]) -> str:
     names = [name for name in TABLE if name in known]
     lines = ["", f"{'':{width}}  split    " + "".join(f"{name:>17}" for name in names)]
     base = {split: at_step(rows, rows[0]["method"], split)[0][:1] for split in TITLES}
-    cells = [("reference", split, {m: over_seeds(base[split], m) for m in names[:-1]}) for split in TITLES]
+    cells = [
+        ("reference", split, {m: over_seeds(base[split], m) for m in names if m not in ("R", "turning_step")})
+        for split in TITLES
+    ]
     cells += [(method, split, summary[method][split]) for method in summary for split in TITLES]
     for method, split, values in cells:
         shown = (cell(values[name]) if name in values else "" for name in names)
@@ -132,7 +135,7 @@ def cell(value: dict) -> str:
 
 
 def explain(rows: list[dict]) -> list[str]:
-    """One plain sentence for each method whose log shows a pattern that stops learning."""
+    """One plain sentence for each method whose log shows a pattern that stops learning, or that it loses modes."""
     sentences = []
     cut, cure = (0.9, ": give more --max-new-tokens") if samples_of(rows) else (1, ": none of them could be right")
     share = "nearly every" if samples_of(rows) else "every"
@@ -152,7 +155,19 @@ def explain(rows: list[dict]) -> list[str]:
             steps = [int(row["step"]) for row in rows_seen if row[name] not in ("", None) and found(float(row[name]))]
             if steps:
                 sentences.append(f"{method}: by step {min(steps)}, {sentence}.")
-    return sentences
+    return sentences + [told for method in methods_of(rows) if (told := tell_law(rows, method))]
+
+
+def tell_law(rows: list[dict], method: str) -> str:
+    """What R (toy_tasks/law.py) says of a method at its last step; "" where it is not known, or modes are kept."""
+    if "R" not in rows[0]:
+        return ""
+    steps = at_step(rows, method, "train")
+    R = over_seeds(steps[max(steps)], "R")["mean"]
+    if R is None or R >= 1:
+        return ""
+    cure = "a larger --mu or --alpha raises it" if "+dlc" in method else "without +dlc it cannot reach 1"
+    return f"{method}: at step {max(steps)}, R is {R:.2f}: below 1 the settings lose modes ({cure})."
 
 
 def draw(path: Path, rows: list[dict], ceilings: dict) -> None:

@@ -9,11 +9,13 @@ import torch
 
 from lab.checkpoint import FORMAT, HEAD, LOG, SPLITS, check_moments, read_checkpoint
 from lab.files import save_tensors
+from lab.law import LAW, Sampler, law_measures
 from lab.reference import load_reference
 from lab.settings import Method, Settings, Sharpening
 from minirlvr import Learner, Policy, fresh_memory, sampled_step, take_step
 from toy_tasks import TASKS, Task, UserError
 from toy_tasks.exact import MEASURES, Listing, Tree, exact_objective, mode_measures
+from toy_tasks.measures import mean_known
 from toy_tasks.sharpening import sharpening_reward
 
 
@@ -23,7 +25,7 @@ class Run(Learner):
     For a language model `TextRun` (language_models/run.py) puts other policies, measures and files in their place.
     """
 
-    measures: Collection[str] = tuple(MEASURES)  # the names that `measure` gives
+    measures: Collection[str] = (*MEASURES, *LAW)  # the names that `measure` gives
 
     def __init__(self, settings: Settings, method: Method, seed: int, reference: Policy, device="cpu", task=None):
         """Starts from `reference`, which is copied (here; a language model may be trained in place)."""
@@ -73,13 +75,20 @@ class Run(Learner):
         if not self.estimator.samples and self.update.beta:
             self.tree = Tree(self.reference, self.task, self.task.train, min_mass=1e-4, temperature=self.temperature)
 
-    def measure(self) -> dict[str, dict[str, float]]:
-        """split -> measure -> its exact value for the policy now, the mean over the prompts of the split."""
-        measured = mode_measures(self.listing, self.mode_probs(self.policy), self.reference_probs)  # name -> (Q,)
+    def measure(self) -> dict[str, dict[str, float | str]]:
+        """split -> measure -> its exact value for the policy now, the mean over the prompts of the split.
+
+        Of the law's quantities over those prompts where they are known, and "" where it is none.
+        """
+        probs = self.mode_probs(self.policy)  # (Q, M)
+        drawn_from = self.mode_probs(Sampler(self.policy, self.memory, self.dials.mu)) if self.memory else probs
+        measured = mode_measures(self.listing, probs, self.reference_probs) | law_measures(self, probs, drawn_from)
         trained = len(self.task.train)
         rows = dict(zip(SPLITS, (slice(trained), slice(trained, None)), strict=True))
+        means = {split: {name: mean_known(v[rows[split]]) for name, v in measured.items()} for split in SPLITS}
         return {
-            split: {name: float(values[rows[split]].mean()) for name, values in measured.items()} for split in SPLITS
+            split: {name: "" if np.isnan(mean) else float(mean) for name, mean in found.items()}
+            for split, found in means.items()
         }
 
     def evaluate(self) -> None:

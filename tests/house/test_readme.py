@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from lab.checkpoint import HEAD, LOG
+from lab.law import LAW
 from lab.settings import parse_method
 from minirlvr import CALIBRATIONS, ESTIMATORS, sampled_step
 from toy_tasks import TASKS
@@ -49,7 +50,7 @@ def test_every_link_and_picture_exists():
 def test_the_glossary_is_the_columns():
     """Every column of metrics.csv is explained, and no other word but the summary's turning_step."""
     words = re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^\| (`[^|]+) \|", section("Glossary"), re.MULTILINE)))
-    assert sorted(words) == sorted([*MEASURES, "completions", *LOG, "turning_step"])
+    assert sorted(words) == sorted([*MEASURES, *LAW, "completions", *LOG, "turning_step"])
     assert all(f"`{name}`" in section("Glossary") for name in HEAD)
 
 

@@ -182,9 +182,9 @@ def test_unknown_names_are_refused():
     x, mask = torch.zeros(1, 1), torch.ones(1, 1)
     with pytest.raises(ValueError, match="token or sequence"):
         importance_ratio(x, x, mask, "tokens")
-    with pytest.raises(ValueError, match="aggregate .mean.; choose one of sequence, token, constant"):
+    with pytest.raises(ValueError, match=r"aggregate .mean.; choose one of sequence, token, constant"):
         policy_loss(x, x, torch.zeros(1), mask, aggregate="mean")
-    with pytest.raises(ValueError, match="KL estimator .*; choose one of k1, k2, k3"):
+    with pytest.raises(ValueError, match=r"KL estimator .*; choose one of k1, k2, k3"):
         kl_estimate(x, x, "k4")
 
 
