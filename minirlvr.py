@@ -93,6 +93,7 @@ class Calibration:
 
     alpha: Annotated[float, Range(0, 10)] = 1.0  # IAC multiplies positive advantages by (G - |S+|)^alpha.
     iac_divide: bool = False  # IAC multiplies by ((G - |S+|) / G)^alpha instead.
+    kappa: Annotated[float, Range(0, math.inf)] = math.inf  # pos multiplies positive advantages; inf: without negative.
     mu: Annotated[float, Range(0, 100)] = 0.5  # DLC samples from softmax(policy logits - mu * memory logits).
     memory_data: Literal["correct", "all"] = "correct"  # Completions that the memory network learns.
     # fresh: a new small network; reference: a copy of the reference; for a language model also hf:FOLDER_OR_ID.
@@ -471,6 +472,14 @@ def inverse_success_calibration(
     return torch.where(advantages > 0, advantages * factor, advantages)
 
 
+def weigh_positive(advantages: Tensor, kappa: float) -> Tensor:
+    """Ours, from the law in toy_tasks/law.py: positive advantages times kappa; infinite leaves out the negative ones.
+    >>> weigh_positive(torch.tensor([1.0, -1.0]), 3.0), weigh_positive(torch.tensor([1.0, -1.0]), math.inf)
+    (tensor([ 3., -1.]), tensor([1., 0.]))
+    """
+    return advantages.clamp(min=0) if kappa == math.inf else torch.where(advantages > 0, advantages * kappa, advantages)
+
+
 def calibrated_logits(policy_logits: Tensor, memory_logits: Tensor, mu: float) -> Tensor:
     """DLC (P1): what is sampled is softmax(policy logits - mu * memory logits): what was drawn before counts less.
     >>> calibrated_logits(torch.tensor([2.0, 0.0]), torch.tensor([4.0, 0.0]), mu=0.5).softmax(-1)
@@ -498,6 +507,7 @@ class Bend(NamedTuple):
 
 CALIBRATIONS = {
     "iac": Bend(lambda a, r, dials: inverse_success_calibration(a, r, dials.alpha, dials.iac_divide), needs_group=True),
+    "pos": Bend(lambda a, r, dials: weigh_positive(a, dials.kappa), needs_group=True),
     "dlc": Bend(memory=True),
 }
 

@@ -6,6 +6,7 @@
     dlc_switches  what the memory learns, and whether the update corrects for the sampler
     dlc_sweep     DLC's open choices, one at a time
     iac_control   IAC against steps that are simply as large
+    lasting       1,000 steps on both sides of R = 1: what keeps modes for good
 
 Each is a list of variants; a variant is a label and the flags of one `python minirlvr.py`. Its run folder (with
 checkpoints, so that a stopped run goes on) is runs/NAME/LABEL; results/NAME gets config.json, metrics.csv,
@@ -102,8 +103,29 @@ def length_of_path(run: Run) -> float:
     return sum(lengths)
 
 
-EXPERIMENTS = {make.__name__: make for make in (sums, sums_long, countdown, dlc_switches, dlc_sweep, iac_control)}
-PICTURED = {"countdown": GRPO}  # 28 curves would show nothing; the table has them all
+def lasting() -> list[Variant]:
+    """What keeps modes for 1,000 steps: P1's methods and positive advantages times kappa, on both sides of R = 1."""
+    base = ["--seeds", "5", "--steps", "1000", "--evaluate-every", "50"]
+    both = ["grpo+iac+dlc", "grpo+pos+dlc"]
+    changes = [
+        ("kappa", "8", ["grpo+pos", "grpo+pos+dlc"]),
+        ("kappa", "4", ["grpo+pos+dlc"]),
+        ("kappa", "2", ["grpo+pos+dlc"]),
+        ("mu", "1", ["grpo+dlc", *both]),
+        ("mu", "0.25", both),
+        ("importance", "exact", ["grpo+pos+dlc"]),
+        ("memory-data", "all", both),
+    ]
+    variants = [("", [*base, "--methods", *GRPO, "grpo+pos", "grpo+pos+dlc"])]
+    return variants + [
+        (f"{flag} {value}", [*base, "--methods", *names, f"--{flag}", value]) for flag, value, names in changes
+    ]
+
+
+NAMED = (sums, sums_long, countdown, dlc_switches, dlc_sweep, iac_control, lasting)
+EXPERIMENTS = {make.__name__: make for make in NAMED}
+# More curves would show nothing; the tables have them all.
+PICTURED = {"countdown": GRPO, "lasting": ["grpo", "grpo+dlc", "grpo+iac+dlc", "grpo+pos", "grpo+pos+dlc"]}
 
 
 def run_variant(folder: Path, flags: list[str]) -> list[dict]:

@@ -46,6 +46,8 @@ class Number(NamedTuple):
         """The numbers just outside the range, and those that are in none."""
         low, high = self.bounds
         beyond = [low - 1, high + 1] if self.type is int else [math.nextafter(low, -1e9), math.nextafter(high, 1e9)]
+        if high == math.inf:  # the one range that reaches so far: nothing lies above it
+            return [beyond[0], math.nan, -math.inf]
         return [*beyond, math.nan, math.inf, -math.inf]
 
 

@@ -20,6 +20,7 @@ from minirlvr import (
     reinforce_pp_advantages,
     rloo_advantages,
     unlikeliness_rewards,
+    weigh_positive,
 )
 
 EPSILON = 1e-6  # GRPO's, beside the standard deviation
@@ -385,7 +386,8 @@ def test_no_calibration_touches_a_negative_advantage(name, drawn, alpha, divide)
     before = advantages.clone()
     bent = CALIBRATIONS[name].advantages(advantages, rewards, Calibration(alpha=alpha, iac_divide=divide))
     assert bent.shape == advantages.shape and torch.equal(advantages, before)
-    assert torch.equal(bent[before <= 0], before[before <= 0])
+    negative = bent[before <= 0]  # as it was, or left out altogether
+    assert torch.equal(negative, before[before <= 0]) or not negative.any()
     assert (bent[before > 0] >= 0).all()
 
 
@@ -408,6 +410,19 @@ def test_the_dials_of_iac_reach_it():
     for alpha, divide in ((1.0, False), (2.0, False), (0.5, True)):
         found = CALIBRATIONS["iac"].advantages(advantages, rewards, Calibration(alpha=alpha, iac_divide=divide))
         assert torch.equal(found, inverse_success_calibration(advantages, rewards, alpha, divide))
+
+
+@pytest.mark.parametrize("kappa", [0.5, 2.0, 8.0, math.inf])
+def test_pos_multiplies_what_is_positive_and_at_infinity_leaves_it_alone(kappa):
+    """Positive over negative advantages of a group is kappa, whatever the group; at infinity no negative is left."""
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]])
+    advantages = grpo_advantages(rewards)
+    bent = CALIBRATIONS["pos"].advantages(advantages, rewards, Calibration(kappa=kappa))
+    assert torch.equal(bent, weigh_positive(advantages, kappa))
+    if kappa == math.inf:
+        assert torch.equal(bent, advantages.clamp(min=0))
+    else:
+        torch.testing.assert_close(bent.clamp(min=0).sum(1) / -bent.clamp(max=0).sum(1), torch.full((2,), kappa))
 
 
 # --- IAC ------------------------------------------------------------------------------------------------------------
