@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import platform
 import shlex
 import sys
@@ -20,6 +21,9 @@ from lab.files import replace_file
 from lab.settings import Files, Method, Settings, check
 from minirlvr import ESTIMATORS, resolve_update
 from toy_tasks import Task, UserError
+
+
+INFINITE = "infinite"  # what stands for infinity in config.json
 
 
 def read_settings(folder: Path) -> Settings:
@@ -43,6 +47,7 @@ def read_group(saved: dict, group: type):
     if not isinstance(saved, dict) or set(saved) != set(hints):
         raise ValueError(f"{group.__name__} has other fields")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()}
+    values |= {name: math.inf for name, value in values.items() if value == INFINITE and hints[name] is float}
     for name, value in values.items():
         if not fits(value, hints[name]):
             raise ValueError(f"{name} is {value!r:.40}")
@@ -81,7 +86,7 @@ def open_folder(settings: Settings, methods: list[Method], device: str, task: Ta
         "command": shlex.join(["python", *sys.argv]),
     }
     config = {
-        "settings": dataclasses.asdict(dataclasses.replace(settings, files=Files())),
+        "settings": in_json(dataclasses.asdict(dataclasses.replace(settings, files=Files()))),
         "methods": {m.name: resolve_update(settings.update, ESTIMATORS[m.estimator]) for m in methods},
         "ceilings": ceilings(task),
         "dataset_sha256": fingerprint(settings.language_model.dataset),
@@ -103,6 +108,17 @@ def open_folder(settings: Settings, methods: list[Method], device: str, task: Ta
         flag = "--resume" if files.resume else "--out"
         raise UserError(f"{flag} {folder!s:.200} cannot be written: {error.strerror}") from None
     return folder
+
+
+def in_json(value):
+    """A value of settings as JSON can hold it: it has no number for infinity.
+
+    >>> in_json({"calibration": {"kappa": math.inf, "mu": 0.5}})
+    {'calibration': {'kappa': 'infinite', 'mu': 0.5}}
+    """
+    if isinstance(value, dict):
+        return {name: in_json(inner) for name, inner in value.items()}
+    return INFINITE if value == math.inf else value
 
 
 def fingerprint(dataset: str) -> str | None:

@@ -6,6 +6,7 @@ python -m lab.report runs/NAME      draw the picture of a folder again from its 
 import csv
 import io
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def over_seeds(rows: list[dict], measure: str) -> dict[str, float | None]:
     For a single seed the interval is an estimate's own (its sampling noise), and None for an exact one.
     """
     values = [float(row[measure]) for row in rows if row[measure] not in ("", None)]
-    if not values:
+    if not all(map(math.isfinite, values)) or not values:  # kappa may be infinite, which JSON has no number for
         return dict.fromkeys(("mean", "low", "high"))
     mean, low, high = interval(values)
     if len(rows) == 1 and f"{measure}_low" in rows[0]:

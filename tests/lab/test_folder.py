@@ -168,3 +168,17 @@ def test_a_config_that_cannot_be_rewritten_is_not_lost(folder, cli, monkeypatch)
     monkeypatch.setattr(Path, "write_bytes", full_disk)
     is_one_line(cli("--resume", folder), "--resume", "No space left")
     assert (folder / "config.json").read_bytes() == before
+
+
+def test_an_infinite_dial_is_strict_json_and_comes_back(cli, tmp_path):
+    """config.json can be read by anything that reads JSON, and --resume knows infinity again."""
+    for kappa in ("inf", "2.5"):
+        folder = tmp_path / kappa
+        assert cli(*on_pairs(folder, "--kappa", kappa, methods=["grpo+pos"], seeds=2, steps=2))[0] == 0
+
+        def refuse(name):
+            raise AssertionError(f"{name} is no JSON")
+
+        for name in ("config.json", "summary.json"):
+            json.loads((folder / name).read_text(), parse_constant=refuse)
+        assert read_settings(folder).calibration.kappa == float(kappa)
