@@ -22,7 +22,6 @@ from lab.settings import Files, Method, Settings, check
 from minirlvr import ESTIMATORS, resolve_update
 from toy_tasks import Task, UserError
 
-
 INFINITE = "infinite"  # what stands for infinity in config.json
 
 
