@@ -85,9 +85,9 @@ def draw_lasting(path, settings: list[Setting], reference: float, ceiling: float
     axis.axvline(1, color="black", linewidth=1.5, label="R = 1")
     axis.axhline(reference, color=GREY, linestyle=":", label="reference")
     axis.axhline(ceiling, color=GREY, linestyle="-.", label="ceiling")
-    axis.set(xlabel="R at the end (law)", ylabel="effective modes at the end", ylim=(0, None))
+    axis.set(xlabel="R at the end (law)", ylabel="effective modes at the end", xlim=(-0.15, 3), ylim=(0, 6.9))
     axis.set_title("What lasts 1,000 steps on sums: right of R = 1")
-    axis.legend(loc="upper left", frameon=False)
+    axis.legend(loc="lower right", frameon=False)
     save(figure, path)
 
 
