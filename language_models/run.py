@@ -36,7 +36,7 @@ from language_models.size import describe, longest_text
 from language_models.tasks import LanguageTask, TextTask
 from minirlvr import ESTIMATORS, rollout, token_logprobs
 from toy_tasks import TASKS, Task, UserError
-from toy_tasks.exact import MEASURES, batched
+from toy_tasks.exact import batched
 from toy_tasks.measures import bootstrap_intervals, effective_modes
 
 ESTIMATED = ("pass@1", "pass@8", "distinct@8", "effective_modes", "retained_mass")
@@ -264,7 +264,7 @@ class TextRuns:
             self.description = describe(self.settings, methods, model, self.task, device)
         else:
             check_toy_flags(self.settings)
-            self.measures = tuple(MEASURES)
+            self.measures = Run.measures
             how = "it is asked as the toy is, and measured exactly"
             self.description = f"the model is an exported toy policy: {how}"
 
