@@ -167,7 +167,9 @@ def tell_law(rows: list[dict], method: str) -> str:
     R = over_seeds(steps[max(steps)], "R")["mean"]
     if R is None or R >= 1:
         return ""
-    cure = "a larger --mu or --alpha raises it" if "+dlc" in method else "without +dlc it cannot reach 1"
+    cure = "without +dlc it cannot reach 1"
+    if "+dlc" in method:
+        cure = "+pos or a larger --mu raises it" if "+iac" in method or "+pos" in method else "+iac or +pos raises it"
     return f"{method}: at step {max(steps)}, R is {R:.2f}: below 1 the settings lose modes ({cure})."
 
 

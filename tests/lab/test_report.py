@@ -81,12 +81,19 @@ def test_report_without_a_folder_says_how_it_is_called(capsys):
 def test_the_law_is_told_where_modes_are_lost():
     """R below 1 at the last step, mean over seeds, with what raises it; nothing above 1 or where R is not known."""
     rows = []
-    for method, ends in {"grpo": (0.1, 0.3), "rloo+dlc": (0.5, 0.8), "grpo+dlc": (1.4, 1.2), "tilt": ("", "")}.items():
+    for method, ends in {
+        "grpo": (0.1, 0.3),
+        "rloo+dlc": (0.5, 0.8),
+        "dapo+iac+dlc": (0.9, 0.8),
+        "grpo+dlc": (1.4, 1.2),
+        "tilt": ("", ""),
+    }.items():
         for seed, R in enumerate(ends):
             rows.append({"method": method, "seed": seed, "step": 0, "split": "train", "R": 0.0})
             rows.append({"method": method, "seed": seed, "step": 20, "split": "train", "R": R})
     assert report.tell_law(rows, "grpo") == (
         "grpo: at step 20, R is 0.20: below 1 the settings lose modes (without +dlc it cannot reach 1)."
     )
-    assert "R is 0.65" in report.tell_law(rows, "rloo+dlc") and "--mu" in report.tell_law(rows, "rloo+dlc")
+    assert "R is 0.65" in report.tell_law(rows, "rloo+dlc") and "+iac or +pos" in report.tell_law(rows, "rloo+dlc")
+    assert "--mu" in report.tell_law(rows, "dapo+iac+dlc")
     assert report.tell_law(rows, "grpo+dlc") == report.tell_law(rows, "tilt") == ""
