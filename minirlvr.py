@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from toy_tasks import PAD, STOP, Padded, Task, UserError
 from toy_tasks.exact import finite_batch_optimum
 from toy_tasks.measures import pass_at_k
-from toy_tasks.ranges import Count, Range, Rate, Share, Weight, choose
+from toy_tasks.ranges import Count, Range, Rate, Share, Weight, checked, choose
 from toy_tasks.sharpening import sharpening_reward
 
 __version__ = "0.2"
@@ -272,7 +272,7 @@ class Rollout(NamedTuple):
     completions: Tensor  # (Q, G, T) padded after the stop
     mask: Tensor  # (Q, G, T) bool: tokens up to and including the first stop
     logprobs: Tensor  # (Q, G, T) of the policy that sampled, at the sampling temperature; 0 outside the mask
-    sampler_logprobs: Tensor  # (Q, G, T) of the distribution the tokens were drawn from; equal unless DLC bends it
+    sampler_logprobs: Tensor  # (Q, G, T) of the distribution drawn from; in float32 equal unless DLC bends it
     entropies: Tensor  # (Q, G, T) of the policy that sampled, in nats; 0 outside the mask
 
     def pick(self, rows) -> "Rollout":
@@ -541,7 +541,7 @@ def importance_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, level
     (tensor([1.2214, 1.0000]), tensor([1.1052, 1.1052]))
     """
     log_ratio = (logprobs - old_logprobs).float().where(mask.bool(), 0.0)  # where, not times: 0 * inf is nan
-    log_ratio = log_ratio.clamp(-20, 20)  # exp(20) is finite, and clipped anyway
+    log_ratio = log_ratio.clamp(-20, 20)  # exp(20) is finite; beyond it there is no gradient, whatever the advantage
     if level == "sequence":
         log_ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
     elif level != "token":
@@ -630,8 +630,8 @@ class Learner:
         self.name = "+".join((estimator, *calibrations))
         self.estimator = choose("estimator", estimator, ESTIMATORS)
         self.calibrations = [choose("calibration", name, CALIBRATIONS) for name in calibrations]
-        self.sampling, self.dials = sampling or Sampling(), dials or Calibration()
-        self.update = resolve_update(update or Update(), self.estimator)
+        self.sampling, self.dials = checked(sampling or Sampling()), checked(dials or Calibration())
+        self.update = resolve_update(checked(update or Update()), self.estimator)
         self.device = next(policy.parameters()).device
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.optimizer = make_optimizer(policy, self.update.learning_rate)
@@ -639,7 +639,8 @@ class Learner:
             reference = copy.deepcopy(policy).requires_grad_(False)
         self.reference, self.memory, self.memory_optimizer = reference, None, None
         if any(bend.memory for bend in self.calibrations):
-            self.memory = memory or fresh_memory(task.vocab_size, self.dials, seed).to(self.device)
+            start = copy.deepcopy(policy) if self.dials.memory_start == "reference" else None
+            self.memory = memory or start or fresh_memory(task.vocab_size, self.dials, seed).to(self.device)
             self.memory_optimizer = make_optimizer(self.memory, self.dials.memory_learning_rate)
         self.step = 0  # batches drawn
         self.waiting: list[dict] = []  # DAPO: groups with a spread, sampled and not yet trained on
@@ -778,7 +779,7 @@ def teaching_groups(advantages: Tensor, all_teach: bool) -> Tensor:
 
 
 def take_step(learner: Learner, **logged: float) -> None:
-    """Clip the gradient, step, log. Raises UserError where the gradient is not finite, before anything moves."""
+    """Clip the gradient, step, log. Raises UserError where the gradient is not finite, before the policy moves."""
     norm = nn.utils.clip_grad_norm_(learner.policy.parameters(), learner.update.max_grad_norm).item()
     if not math.isfinite(norm):
         where = f"{learner.name} seed {learner.seed}, step {learner.step}"
@@ -840,8 +841,8 @@ def log_batch(learner: Learner, rewards: Tensor, batch: Rollout) -> None:
 __all__ = [name for name, thing in globals().items() if getattr(thing, "__module__", None) == __name__]
 __all__ += ["finite_batch_optimum", "pass_at_k", "sharpening_reward"]  # part of the public names, made in toy_tasks
 
-if __name__ in ("__main__", "__mp_main__"):  # a worker process runs this file under the second name
-    sys.modules["minirlvr"] = sys.modules[__name__]  # one module, whoever imports it
+if __name__ in ("__main__", "__mp_main__") and vars(sys.modules[__name__]) is globals():  # the second: in a worker
+    sys.modules["minirlvr"] = sys.modules[__name__]  # one module, whoever imports it (not where a profiler is main)
 if __name__ == "__main__":
     from lab.command_line import main  # reads the flags, trains the runs side by side and writes the folder
 

@@ -97,7 +97,8 @@ def open_folder(settings: Settings, methods: list[Method], device: str, task: Ta
                 raise UserError(
                     f"--resume {folder}: its dataset {settings.language_model.dataset!r:.80} has changed since"
                 )
-            config = saved | config | {"resumed": [*saved.get("resumed", []), now]}
+            before = saved.get("resumed", [])
+            config = saved | config | {"resumed": [*(before if isinstance(before, list) else []), now]}
         elif folder.exists() and (not folder.is_dir() or any(path.name != "config.json" for path in folder.iterdir())):
             raise UserError(f"--out {folder} exists and is not empty: name a new one, or go on with --resume {folder}")
         folder.mkdir(parents=True, exist_ok=True)

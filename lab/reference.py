@@ -48,8 +48,9 @@ def fingerprint(task: Task, shape: Shape) -> str:
     weights = make_reference(task, shape, steps=2).state_dict().values()
     digest = hashlib.sha256(b"".join(weight.numpy().tobytes() for weight in weights))
     numbers = {}  # of the class and those it comes from, such as how skewed its data is
-    for part in reversed(type(task).__mro__):
-        numbers |= {name: value for name, value in vars(part).items() if isinstance(value, int | float | str | tuple)}
+    for part in reversed(type(task).__mro__[:-1]):  # but for `object`
+        told = {name: value for name, value in vars(part).items() if not name.startswith("__")}
+        numbers |= {name: value for name, value in told.items() if isinstance(value, int | float | str | tuple)}
     prompts = task.encode_prompts(task.prompts).tokens.tolist()
     recipe = [prompts, task.pretraining_steps, asdict(shape), numbers, vars(task)]
     digest.update(json.dumps(recipe, default=str, sort_keys=True).encode())

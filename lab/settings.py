@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple
 from minirlvr import CALIBRATIONS, ESTIMATORS, Calibration, Sampling, Update
 from toy_tasks import TASKS, Task, UserError
 from toy_tasks.exact import Listing
-from toy_tasks.ranges import Count, Range, Rate
+from toy_tasks.ranges import Count, Range, Rate, range_of
 from toy_tasks.sharpening import REGIMES
 
 
@@ -216,17 +216,6 @@ def check_numbers(settings: Settings) -> None:
             if allowed and value is not None and not allowed.least <= value <= allowed.most:
                 bounds = f"from {allowed.least:g} to {allowed.most:g}"
                 raise UserError(f"--{name.replace('_', '-')} is {value!s:.40}: it must be {bounds}")
-
-
-def range_of(hint) -> Range | None:
-    """The range that an annotation names, also inside an option.
-
-    >>> range_of(Count | None), range_of(str)
-    (Range(least=1, most=1000000), None)
-    """
-    found = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Range)]
-    found += [inner for option in typing.get_args(hint) if (inner := range_of(option))]
-    return found[0] if found else None
 
 
 def check_task(task: Task) -> None:
