@@ -95,7 +95,8 @@ def test_the_rooms_hold_it_against_their_rules(copy):
     """Doctests, and the tests that run over all tasks, estimators and calibrations."""
     plain = ("-m", "pytest", "-o", "addopts=--doctest-modules -v --import-mode=importlib", "-p", "no:cacheprovider")
     named = "products or max_rl or cap_advantages or cap"
-    ended = run(copy, *plain, "-m", "not slow", "-k", named, "minirlvr.py", "tests/toy_tasks", "tests/lesson")
+    spoken = "tests/language_models/test_language_tasks.py"
+    ended = run(copy, *plain, "-m", "not slow", "-k", named, "minirlvr.py", "tests/toy_tasks", "tests/lesson", spoken)
     assert ended.returncode == 0, ended.stdout[-3000:]
     for name in ("minirlvr.max_rl_advantages", "minirlvr.cap_advantages", "max_rl]", "[cap", "products]"):
         assert name in ended.stdout

@@ -208,3 +208,18 @@ def test_a_cached_reference_of_nan_is_made_again(own_cache):
     torch.save({name: torch.full_like(value, float("nan")) for name, value in good.items()}, path)
     again = load_reference(Pairs(), TINY).state_dict()
     assert all(torch.equal(again[name], good[name]) for name in good)
+
+
+def test_what_a_world_says_of_itself_is_not_what_makes_its_reference():
+    """A docstring of a task, or a function beside it, leaves the name; a number of it does not."""
+
+    class Worded(Sums):
+        """Other words."""
+
+    class Skewed(Sums):
+        skew = 0.9
+
+    name = fingerprint(Sums(), TINY)
+    Worded.__doc__ += " And more of them."
+    assert fingerprint(Worded(), TINY) == name
+    assert fingerprint(Skewed(), TINY) != name

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import minirlvr
-from minirlvr import Learner, Policy
+from minirlvr import Calibration, Learner, Policy, Sampling, Update
 from toy_tasks import TASKS, exact, measures, sharpening
 
 ROOT = Path(__file__).parents[2]
@@ -72,3 +72,33 @@ def test_an_unknown_name_is_told_with_what_there_is(names, told):
     policy = Policy(TASKS["sums"]().vocab_size, torch.Generator().manual_seed(0), width=16, heads=2)
     with pytest.raises(ValueError, match=f"unknown .*{told}; choose one of (grpo|iac), "):
         Learner(TASKS["sums"](), policy, *names)
+
+
+def small(**more):
+    """A learner on sums with an untrained policy."""
+    policy = Policy(TASKS["sums"]().vocab_size, torch.Generator().manual_seed(0), width=16, heads=2)
+    return Learner(TASKS["sums"](), policy, "grpo", ("dlc",), **more)
+
+
+@pytest.mark.parametrize(
+    ("dials", "told"),
+    [
+        ({"update": Update(beta=1.0, kl_in="rewards")}, "kl_in is 'rewards': it must be one of loss, reward"),
+        ({"update": Update(epochs=0)}, "epochs is 0: it must be from 1 to"),
+        ({"update": Update(clip_low=1.5)}, "clip_low is 1.5: it must be from 0 to 1"),
+        ({"dials": Calibration(importance="exakt")}, "importance is 'exakt': it must be one of none, exact, clipped"),
+        ({"dials": Calibration(mu=float("nan"))}, "mu is nan"),
+        ({"sampling": Sampling(temperature=0.0)}, "temperature is 0.0"),
+    ],
+)
+def test_a_dial_out_of_its_range_is_told_and_not_taken_in_silence(dials, told):
+    """Made by hand, not by flags, a learner still says what is wrong, before it learns anything."""
+    with pytest.raises(ValueError, match=told):
+        small(**dials)
+
+
+def test_a_memory_that_starts_as_the_policy_is_a_copy_of_it():
+    """Equal at first, and another network: what it learns does not move the policy."""
+    learner = small(dials=Calibration(memory_start="reference"))
+    pairs = list(zip(learner.policy.parameters(), learner.memory.parameters(), strict=True))
+    assert all(torch.equal(one, other) and one is not other for one, other in pairs)
