@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from lab.law import LAW
 from minirlvr import Rollout
 from toy_tasks import UserError
 from toy_tasks.exact import MEASURES
@@ -16,7 +17,7 @@ LOG = ("reward", "flat_groups", "cut_answers", "length", "loss", "grad_norm", "e
 LOG += ("kl", "memory_loss")  # README's glossary says what each means; "" where a run has none
 
 
-def read_checkpoint(path: Path, method: str, seed: int, measures: Collection[str] = MEASURES) -> dict:
+def read_checkpoint(path: Path, method: str, seed: int, measures: Collection[str] = (*MEASURES, *LAW)) -> dict:
     """What `Run.contents` gave, with rows of those measures.
 
     Tensors and plain values only (weights_only): a file from a stranger runs no code. Raises UserError for a file cut
@@ -48,12 +49,12 @@ def read_checkpoint(path: Path, method: str, seed: int, measures: Collection[str
 
 
 def is_row(row, method: str, seed: int, measures: Collection[str]) -> bool:
-    """Is this a row of metrics.csv, of this run? An estimate may be blank, where nothing is known of it."""
+    """Is this a row of metrics.csv, of this run? What is estimated, or the law's, may be blank: not known."""
     numbers = (*measures, "completions", *LOG)
     if not isinstance(row, dict) or set(row) != {*HEAD, *numbers}:
         return False
     head = (row["method"], row["seed"]) == (method, seed) and row["split"] in SPLITS
-    blank = {*LOG, *(measures if "samples" in measures else set(measures).difference(MEASURES))}
+    blank = {*LOG, *LAW, *(measures if "samples" in measures else ())}
     logged = all(type(row[name]) in (int, float) or (name in blank and row[name] == "") for name in numbers)
     return head and type(row["step"]) is int and logged
 
@@ -67,9 +68,8 @@ def is_window(window) -> bool:
 
 def is_waiting(waiting) -> bool:
     """Is this what DAPO keeps of groups that wait for a full batch?"""
-    if type(waiting) is not list or not all(
-        type(held) is dict and set(held) == {"batch", "rewards"} for held in waiting
-    ):
+    names = {"batch", "rewards"}
+    if type(waiting) is not list or not all(type(held) is dict and set(held) == names for held in waiting):
         return False
     batches = [held["batch"] for held in waiting]
     if not all(type(batch) is dict and set(batch) == set(Rollout._fields) for batch in batches):

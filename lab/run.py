@@ -37,9 +37,7 @@ class Run(Learner):
             settings.calibration, seed, frozen, self.make_memory(policy, task, seed, device),
             climb_regime(method.regime, settings.sharpening),
         )  # fmt: skip
-        if (
-            settings.experiment.compile
-        ):  # last: a copy of a compiled policy would still read with the first one's weights
+        if settings.experiment.compile:  # last: a copy of a compiled policy would read with the first one's weights
             self.policy.extend = torch.compile(self.policy.extend, dynamic=True)
         self.name = method.name
         self.temperature = settings.sampling.temperature
@@ -52,11 +50,9 @@ class Run(Learner):
         return copy.deepcopy(frozen), frozen
 
     def make_memory(self, policy: Policy, task: Task, seed: int, device: str) -> Policy | None:
-        """The memory network, where the method samples against one."""
-        if not self.method.has_memory:
+        """A fresh memory with the heads of --heads; None where there is none, or the learner copies the policy."""
+        if not self.method.has_memory or self.settings.calibration.memory_start != "fresh":
             return None
-        if self.settings.calibration.memory_start == "reference":
-            return copy.deepcopy(policy)  # nothing has moved yet
         return fresh_memory(task.vocab_size, self.settings.calibration, seed, self.settings.shape.heads).to(device)
 
     # --- measures ---
@@ -141,13 +137,12 @@ class Run(Learner):
             raise UserError(f"checkpoint {path} is at step {contents['step']} already: give --steps of at least that")
         try:
             self.take(contents)
+        except UserError:
+            raise
         except (KeyError, IndexError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-            if isinstance(error, UserError):
-                raise
             reason = " ".join(str(error).split())[:120]
-            raise UserError(
-                f"checkpoint {path} does not fit these settings ({reason}); delete it to train anew"
-            ) from None
+            told = f"checkpoint {path} does not fit these settings ({reason}); delete it to train anew"
+            raise UserError(told) from None
 
 
 def climb_regime(regime: str, dials: Sharpening) -> Callable | None:

@@ -4,14 +4,13 @@ Whatever ran is in config.json; nothing is set anywhere else. What is refused is
 """
 
 import dataclasses
-import typing
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
 from minirlvr import CALIBRATIONS, ESTIMATORS, Calibration, Sampling, Update
 from toy_tasks import TASKS, Task, UserError
 from toy_tasks.exact import Listing
-from toy_tasks.ranges import Count, Range, Rate, range_of
+from toy_tasks.ranges import Count, Range, Rate, first_fault
 from toy_tasks.sharpening import REGIMES
 
 
@@ -119,9 +118,8 @@ class Method(NamedTuple):
 
     @property
     def needs_group(self) -> bool:
-        return ESTIMATORS[self.estimator].needs_group or any(
-            CALIBRATIONS[name].needs_group for name in self.calibrations
-        )
+        rows = (ESTIMATORS[self.estimator], *(CALIBRATIONS[name] for name in self.calibrations))
+        return any(row.needs_group for row in rows)
 
 
 def parse_method(name: str) -> Method:
@@ -162,7 +160,7 @@ def check(settings: Settings) -> list[Method]:
     if e.task not in TASKS:
         raise UserError(f"unknown task {e.task!r}: choose one of {', '.join(TASKS)}")
     check_policy(settings)
-    check_numbers(settings)
+    check_dials(settings)
     u, shape = settings.update, settings.shape
     for flag, width in (("width", shape.width), ("memory-width", settings.calibration.memory_width)):
         if width % (2 * shape.heads):
@@ -207,15 +205,13 @@ def check_policy(settings: Settings) -> None:
         raise UserError(f"--memory-start is {start!r:.80}: it must be fresh or reference{more}")
 
 
-def check_numbers(settings: Settings) -> None:
-    """Every number within the range that stands beside its default; NaN and infinity are in none."""
+def check_dials(settings: Settings) -> None:
+    """Every number within the range that stands beside its default, every word among those that it may be."""
     for part in dataclasses.fields(Settings):
-        group = getattr(settings, part.name)
-        for name, hint in typing.get_type_hints(part.type, include_extras=True).items():
-            value, allowed = getattr(group, name), range_of(hint)
-            if allowed and value is not None and not allowed.least <= value <= allowed.most:
-                bounds = f"from {allowed.least:g} to {allowed.most:g}"
-                raise UserError(f"--{name.replace('_', '-')} is {value!s:.40}: it must be {bounds}")
+        fault = first_fault(getattr(settings, part.name))
+        if fault:
+            name, told = fault
+            raise UserError(f"--{name.replace('_', '-')} {told}")
 
 
 def check_task(task: Task) -> None:

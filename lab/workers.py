@@ -75,11 +75,10 @@ def run_all(
 def _run_all(jobs, side_by_side, threads, total_steps, first, context, stop, steps):
     mistakes: list[str] = []
     fault = None
+    name = f"{len(jobs)} runs, {side_by_side} at a time"
     pace = 0.1 if sys.stderr.isatty() else 10  # seconds between two updates of the bar: a log file wants few
     with (
-        tqdm(
-            total=total_steps, unit="step", desc=f"{len(jobs)} runs, {side_by_side} at a time", mininterval=pace
-        ) as bar,
+        tqdm(total=total_steps, unit="step", desc=name, mininterval=pace) as bar,
         ProcessPoolExecutor(side_by_side, context, start_worker, (stop, steps, threads)) as pool,
     ):
         with signals_go_to(signal.SIG_IGN):  # the workers are born deaf: Ctrl-C is the parent's to hear

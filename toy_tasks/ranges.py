@@ -34,14 +34,25 @@ def range_of(hint) -> Range | None:
     return found[0] if found else None
 
 
-def checked(dials: Any) -> Any:
-    """A dataclass of dials as it is. Raises ValueError for a number outside its range or a word outside its Literal."""
+def first_fault(dials: Any) -> tuple[str, str] | None:
+    """Of a dataclass of dials, the first number outside its range or word outside its Literal: its name, what is wrong.
+
+    NaN is in no range. None where all is well.
+    """
     for name, hint in get_type_hints(type(dials), include_extras=True).items():
         value, allowed = getattr(dials, name), range_of(hint)
         if allowed and value is not None and not allowed.least <= value <= allowed.most:
-            raise ValueError(f"{name} is {value!s:.40}: it must be from {allowed.least:g} to {allowed.most:g}")
+            return name, f"is {value!s:.40}: it must be from {allowed.least:g} to {allowed.most:g}"
         if get_origin(hint) is Literal and value not in get_args(hint):
-            raise ValueError(f"{name} is {value!r:.40}: it must be one of {', '.join(map(str, get_args(hint)))}")
+            return name, f"is {value!r:.40}: it must be one of {', '.join(map(str, get_args(hint)))}"
+    return None
+
+
+def checked(dials: Any) -> Any:
+    """A dataclass of dials as it is. Raises ValueError for the first fault in it."""
+    fault = first_fault(dials)
+    if fault:
+        raise ValueError(" ".join(fault))
     return dials
 
 

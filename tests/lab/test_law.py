@@ -8,6 +8,7 @@ from conftest import generator
 
 from lab.law import LAW, Sampler, is_in_law
 from minirlvr import rollout
+from toy_tasks.exact import followed_by
 
 G = 6
 
@@ -40,8 +41,6 @@ def test_the_sampler_is_what_completions_are_drawn_from(trained):
 
 def texts_of(prompts, completions):
     """G batches of Q whole texts."""
-    from toy_tasks.exact import followed_by
-
     return [followed_by(prompts, completions[:, g]) for g in range(completions.shape[1])]
 
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.folder import read_settings
-from lab.settings import Experiment, LanguageModel, Settings, check, check_numbers, parse_method, range_of
+from lab.settings import Experiment, LanguageModel, Settings, check, check_dials, parse_method
 from minirlvr import CALIBRATIONS, ESTIMATORS, resolve_update
 from tests.runs import EVERY_METHOD, SAMPLING
 from toy_tasks import UserError
-from toy_tasks.ranges import Range
+from toy_tasks.ranges import Range, range_of
 from toy_tasks.sharpening import REGIMES
 
 GROUPS = {part.name: part.type for part in dataclasses.fields(Settings)}
@@ -95,7 +95,7 @@ def test_a_number_just_outside_its_range_is_refused(number):
             check(settings_with(number, value))
         assert str(error.value) == f"--{flag_of(number)} is {value!s:.40}: it must be from {low:g} to {high:g}"
     for value in number.bounds:
-        check_numbers(settings_with(number, value))
+        check_dials(settings_with(number, value))
 
 
 @given(st.sampled_from(NUMBERS), st.floats() | st.integers())
@@ -103,10 +103,10 @@ def test_a_number_is_refused_exactly_where_it_is_outside(number, value):
     """Any number at all, in any field."""
     settings = settings_with(number, value)
     if number.bounds.least <= value <= number.bounds.most:
-        check_numbers(settings)
+        check_dials(settings)
     else:
         with pytest.raises(UserError, match=f"^--{flag_of(number)} is "):
-            check_numbers(settings)
+            check_dials(settings)
 
 
 @every_number
